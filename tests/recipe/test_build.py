@@ -126,7 +126,7 @@ WRITER = "engines.server={type='openai_compatible',model='m',base_url='http://12
 
 def test_an_executor_that_writes_programs_gets_a_runner(ten_steps):
     build = Build(recipe(ten_steps, WRITER, PROGRAMS))
-    assert build.environment().agent.executor.mode == "code"
+    assert build.environment().agent.executor.config.mode == "code"
 
     async def go():
         observation, _ = await build.code_runner.run("while True: local_search(query='a')", build.tools[0])

@@ -13,9 +13,17 @@ from pydantic import ValidationError
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.rewards.numeric import Numeric, NumericConfig, read
+from midstream.rewards.numeric import Numeric, NumericConfig, number_of
+from midstream.rewards.statement import state
 from support.errors import coded
 from support.rules import value
+
+
+def read(text: str) -> Fraction | None:
+    """The number that a text states."""
+    number = number_of(state(text).formula)
+    return number.value if number else None
+
 
 READ = {
     "$1,000": 1000,

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.data import JsonSchema, object_schema, unfit
+from midstream.core.data import JsonObject, JsonSchema, object_schema, unfit
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.tool import Tool, ToolResult
 
@@ -27,10 +27,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 def text_arguments(**descriptions: str) -> JsonSchema:
     """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
-    texts: dict[str, JsonValue] = {}
-    for name, text in descriptions.items():
-        texts[name] = {"type": "string", "description": text}
-    return object_schema(**texts)
+    properties: JsonObject = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
+    return object_schema(**properties)
 
 
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:

@@ -6,7 +6,7 @@ Thoughts are a thinking block without a signature, in both directions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import JsonValue
@@ -61,8 +61,8 @@ def read(body: object) -> ChatRequest:
     )
 
 
-def _tool_options(choice: Mapping[str, JsonValue], tools: list[dict[str, Any]]) -> dict[str, Any]:
-    named = {"type": "function", "name": choice.get("name")}
+def _tool_options(choice: JsonObject, tools: list[JsonObject]) -> dict[str, Any]:
+    named: JsonObject = {"type": "function", "name": choice.get("name")}
     kind = choice.get("type", "auto")
     forced = JsonFields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
     chosen = forms.tool_options(forced, "tool_choice", tools)
@@ -140,7 +140,8 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
         if block["type"] == "tool_use":
             begun, key, kind, text = {"input": {}}, "partial_json", "input_json_delta", next(uses).arguments
         else:
-            key = block["type"]  # the field with the text of a text block is "text", of a thinking block "thinking"
+            # The field with the text of a text block is "text", of a thinking block "thinking".
+            key = block["type"]
             begun, kind, text = {key: ""}, f"{key}_delta", block[key]
         yield event("content_block_start", index=index, content_block=block | begun)
         for piece in forms.pieces(text):

@@ -76,11 +76,11 @@ class ChatRequest:
 
     model: str
     messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None
-    json_schema: Mapping[str, Any] | None = None
+    json_schema: JsonObject | None = None
     stream: bool = False
     include_usage: bool = False  # in a stream of chat completions; the others always have it
 
@@ -127,7 +127,7 @@ class ChatReply:
 class JsonFields:
     """An object in a body, and its place; null is a missing value. All methods raise `FormError`."""
 
-    table: Mapping[str, Any]
+    table: JsonObject
     place: str = ""
 
     def at(self, key: str) -> str:
@@ -241,18 +241,18 @@ def sampling_of(fields: JsonFields, limits: Sequence[str], stop: str = "") -> di
     return {name: value for name, value in found.items() if value is not None}
 
 
-def function_tool(function: JsonFields, parameters: str) -> dict[str, Any]:
+def function_tool(function: JsonFields, parameters: str) -> JsonObject:
     """A tool in chat completions' form; `parameters` is the key of its schema."""
     name, description = function.need("name", str), function.maybe("description", str)
     if not NAME.fullmatch(name):
         message = f"{_quote(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
         raise FormError("invalid_value", message, function.at("name"))
     schema = function.maybe(parameters, dict) or {"type": "object", "properties": {}}
-    described = {"description": description} if description else {}
+    described: JsonObject = {"description": description} if description else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
-def tool_options(fields: JsonFields, key: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def tool_options(fields: JsonFields, key: str, tools: Sequence[JsonObject]) -> dict[str, Any]:
     """The `tools` to offer by the tool choice under `key`, and the `options` of one that forces a call."""
     choice = fields.table.get(key)
     if choice in (None, "auto", "none"):
@@ -265,7 +265,7 @@ def tool_options(fields: JsonFields, key: str, tools: Sequence[Mapping[str, Any]
     return {"tools": tuple(tools), "options": {"tool_choice": choice}}
 
 
-def other_options(fields: JsonFields, read: Collection[str]) -> dict[str, Any]:
+def other_options(fields: JsonFields, read: Collection[str]) -> JsonObject:
     """The fields of a body that no reader of it knows: a server gets them as they are."""
     if taken := next((key for key in fields.table if key in _TAKEN and key not in read), None):
         raise FormError("unsupported_parameter", "this API has no such field: remove it", taken)
@@ -278,7 +278,7 @@ def find_changing(options: Mapping[str, object]) -> str | None:
     return next((key for key, value in options.items() if value not in (*harmless, *_HARMLESS.get(key, ()))), None)
 
 
-def schema_of(form: JsonFields | None, inner: str = "") -> Mapping[str, Any] | None:
+def schema_of(form: JsonFields | None, inner: str = "") -> JsonObject | None:
     """The JSON schema of a response format; it stands in the object under `inner` if that is given."""
     kind = form.need("type", str) if form else "text"
     if form is None or kind == "text":

@@ -34,6 +34,7 @@ _DECODER = json.JSONDecoder()
 
 # Names, and arguments as the JSON text of an object.
 _Calls = list[tuple[str, str]]
+_Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +56,9 @@ class Parsed:
 
 def _in_blocks(
     text: str,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: _Tools = (),
     *,
-    calls_in: Callable[[str, Sequence[Mapping[str, Any]]], _Calls],
+    calls_in: Callable[[str, _Tools], _Calls],
 ) -> Parsed:
     """A reply with calls in <tool_call> blocks, after thoughts."""
     thoughts, said = _split_thoughts(text)
@@ -89,7 +90,7 @@ def _read_calls(value: object) -> _Calls:
     return calls if all(NAME.fullmatch(name) for name, _ in calls) else []
 
 
-def _qwen3_coder(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
+def _qwen3_coder(block: str, tools: _Tools) -> _Calls:
     function = _FUNCTION.fullmatch(block.strip())
     if function is None:
         return []
@@ -109,7 +110,7 @@ def _qwen3_coder(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
     return [] if body[place:].strip() or unfit(arguments) else _read_calls({"name": name, "arguments": arguments})
 
 
-def _llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+def _llama3_json(text: str, tools: _Tools = ()) -> Parsed:
     value = parsed(text.strip().removeprefix(_PYTHON_TAG))
     if not isinstance(value, dict) or "parameters" not in value or not value.keys() <= {"type", "name", "parameters"}:
         return Parsed(text=text)
@@ -117,7 +118,7 @@ def _llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     return Parsed(text="" if calls else text, calls=tuple(calls))
 
 
-def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+def _mistral(text: str, tools: _Tools = ()) -> Parsed:
     calls: _Calls = []
     kept, place = "", 0
     while (mark := text.find(_TOOL_CALLS, place)) >= 0:

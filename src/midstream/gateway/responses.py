@@ -90,7 +90,8 @@ def _turn(items: list[JsonFields]) -> Message:
         if _kind(item) == "function_call":
             arguments = item.maybe("arguments", str) or "{}"
             calls.append(FunctionCall(id=item.need("call_id", str), name=item.need("name", str), arguments=arguments))
-        elif _kind(item) == "reasoning":  # a summary stands for thoughts that the item does not have
+        elif _kind(item) == "reasoning":
+            # A summary stands for thoughts that the item does not have.
             thoughts.append(item.text("content", _PARTS) or item.text("summary", _PARTS))
         else:
             texts.append(item.text("content", _PARTS))

@@ -68,7 +68,8 @@ class PendingReply(Protocol):
     """A session's answer to one request."""
 
     reply: ChatReply
-    delivered: bool  # the server sets it when the agent gets the answer
+    # The server sets it when the agent gets the answer.
+    delivered: bool
 
 
 class SessionHandle(Protocol):
@@ -148,7 +149,8 @@ class Gateway:
             )
         fix = "set another serve.port (midstream serve --port N), or 0 for any free one"
         listening = http.listen(host, port, "the gateway", fix)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # where agents on this machine reach it
+        # Where agents on this machine reach it.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listening.getsockname()[1]}"
         settings = uvicorn.Config(

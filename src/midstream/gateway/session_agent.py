@@ -107,10 +107,7 @@ class SessionAgent(RecordedAgent):
         record.answer, record.final, record.reward = outcome.answer, outcome.answer or "", session.reward
         if outcome.reward is not None:
             record.reward = Score(outcome.reward, feedback=outcome.feedback)
-        if outcome.answer is not None:
-            record.stop_reason = "answered"
-        else:
-            record.stop_reason = session.limit or "ended"
+        record.stop_reason = "answered" if outcome.answer is not None else session.limit or "ended"
 
     async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Run the program."""

@@ -66,7 +66,8 @@ class Composite(BaseReward):
         value = math.fsum(self._parts[name][0] * score.value for name, score in scores.items()) / self._total
         inner = {f"{name}.{key}": part for name, score in scores.items() for key, part in score.parts.items()}
         return Score(
-            value=min(value, 1.0),  # three times 0.1 of 0.3 may round above
+            # Three times 0.1 of 0.3 may round above.
+            value=min(value, 1.0),
             parts={name: score.value for name, score in scores.items()} | inner,
             calls=tuple(call for score in scores.values() for call in score.calls),
             feedback="\n".join(f"{name}: {score.feedback}" for name, score in scores.items() if score.feedback),

@@ -128,7 +128,8 @@ class Math:
         right = await self._seen.get((formulas, found.formula), partial(self._verdict, task, formulas, found.formula))
         if right is not None:
             return Score(value=float(right))
-        for gold in formulas:  # if to compare it with 1 takes too long as well, the gold answer is wrong
+        # If to compare it with 1 takes too long as well, the gold answer is wrong.
+        for gold in formulas:
             if await self._seen.get(((gold,), "1"), partial(self._verdict, task, (gold,), "1")) is None:
                 raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
         return Score(value=0.0, parts={"timed_out": 1.0})

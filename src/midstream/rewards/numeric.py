@@ -111,12 +111,6 @@ class Number:
         return self.value / 100 if self.percent else self.value
 
 
-def read(text: str) -> Fraction | None:
-    """The single number that a text states, percent or not, or None."""
-    number = number_of(state(text).formula)
-    return number.value if number else None
-
-
 def with_point(formula: str) -> str:
     """A formula with points for decimal commas, which have no three digits after them."""
     return _DECIMAL_COMMA.sub(r"\1.\2", formula)

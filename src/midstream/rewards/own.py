@@ -42,7 +42,8 @@ class FunctionReward(BaseReward):
         # NumPy's and torch's numbers are no subclasses of Python's.
         item = value
         if hasattr(value, "item") and not isinstance(value, Score):
-            with suppress(ValueError, RuntimeError):  # an array of several numbers, which is refused below
+            # An array of several numbers, which is refused below.
+            with suppress(ValueError, RuntimeError):
                 item = value.item()
         number = item.value if isinstance(item, Score) else item
         if not isinstance(number, int | float) or math.isnan(number) or not 0 <= number <= 1:

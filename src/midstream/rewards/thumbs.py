@@ -35,7 +35,8 @@ class ThumbsConfig(CompositeConfig):
     @field_validator("runs")
     @classmethod
     def _from_anywhere(cls, runs: tuple[Path, ...]) -> tuple[Path, ...]:
-        return tuple(Path(os.path.abspath(run)) for run in runs)  # a run may be resumed in another directory
+        # A run may be resumed in another directory.
+        return tuple(Path(os.path.abspath(run)) for run in runs)
 
     def build(self, context: Context) -> Thumbs:
         """Build it with the thumbs that there are now. Raises `RecipeError` without any."""

@@ -18,12 +18,12 @@ import re
 import socket
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
 from midstream.components.component import Sandbox
-from midstream.core.data import unfit
+from midstream.core.data import JsonObject, unfit
 from midstream.core.errors import InfrastructureError, UnsupportedError
 from midstream.core.json_schema import schema_error
 from midstream.core.tool import Tool
@@ -80,7 +80,6 @@ class ProgramRunner:
             raise UnsupportedError(
                 f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
                 code="setting-conflict",
-                cause="a program reaches its tool through a socket, which only a worker on this machine can have",
                 fix='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
             )
         self._config = config
@@ -166,7 +165,7 @@ class _Conversation:
         finally:
             self._left_s -= time.monotonic() - clock
 
-    async def _reply(self, body: bytes) -> dict[str, Any]:
+    async def _reply(self, body: bytes) -> JsonObject:
         """Answer one call. The first call over the limit is answered with the end, a second one ends the program."""
         arguments = _read_arguments(body)
         too_many = f"more than {self._config.max_tool_calls} calls of {self._tool.name}"
@@ -212,7 +211,7 @@ async def _read_call(channel: socket.socket) -> bytes | None:
     return await receive(channel, size)
 
 
-def _read_arguments(body: bytes) -> dict[str, Any]:
+def _read_arguments(body: bytes) -> JsonObject:
     """A call's arguments; anything but a JSON object was not written by the tool's function, and ends the program."""
     try:
         arguments = json.loads(body)

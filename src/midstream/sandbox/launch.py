@@ -186,6 +186,6 @@ def _container(limits: CodeLimits, image: str) -> Launch:
 def _find(program: str, package: str, fix: str) -> str:
     found = shutil.which(program)
     if found is None:
-        cause = f"no {program} on PATH"
-        raise UnsupportedError(f"{package} is not installed", code="program-not-installed", cause=cause, fix=fix)
+        what = f"{package} is not installed: no {program} on PATH"
+        raise UnsupportedError(what, code="program-not-installed", fix=fix)
     return found

@@ -62,8 +62,7 @@ def choose(config: SandboxConfig | None = None, *, unsafe: bool = False) -> Sand
         raise UnsupportedError(
             'sandbox.tier = "unsafe" was not allowed',
             code="sandbox-not-allowed",
-            cause="it runs code that a model writes as you: with your files and your network",
-            fix="say --unsafe as well, or remove the line",
+            fix="remove the line, or say --unsafe as well: code that a model writes then has your files and network",
         )
     wanted: tuple[Tier, ...] = ("unsafe",) if unsafe else AUTO if config.tier == "auto" else (config.tier,)
     failures: dict[Tier, MidstreamError] = {}
@@ -79,7 +78,7 @@ def choose(config: SandboxConfig | None = None, *, unsafe: bool = False) -> Sand
     raise UnsupportedError(
         f"no sandbox works on this machine (tried: {', '.join(wanted)})",
         code="no-sandbox",
-        cause="; ".join(f"{tier}: {failure.what} ({failure.cause})" for tier, failure in failures.items()),
+        cause="; ".join(f"{tier}: {failure.what}" for tier, failure in failures.items()),
         fix="; or ".join(dict.fromkeys(failure.fix for failure in failures.values())),
     )
 
@@ -150,4 +149,4 @@ def _explain(tier: Tier, what: str) -> UnsupportedError:
 
 
 def _unusable(what: str, cause: str, fix: str) -> UnsupportedError:
-    return UnsupportedError(what, code="no-sandbox", cause=cause, fix=fix)
+    return UnsupportedError(f"{what} ({cause})", code="no-sandbox", fix=fix)

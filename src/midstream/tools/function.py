@@ -95,9 +95,8 @@ class FunctionTool(Tool, Generic[P, R]):
         self.description = description or summary
         if not self.description:
             raise _invalid(
-                f"{function.__qualname__} has no description",
+                f"{function.__qualname__} has no description: it has no docstring, or one that begins with a section",
                 'write a docstring, or @tool(description="Counts the words of a text.")',
-                cause="its docstring is missing or begins with a section; a model chooses a tool by its description",
             )
         schema = self._adapter.json_schema(schema_generator=_Untitled)
         for table in (schema, *schema.get("$defs", {}).values()):
@@ -158,12 +157,9 @@ class FunctionTool(Tool, Generic[P, R]):
             text = json.dumps(to_jsonable_python(value, inf_nan_mode="constants"), ensure_ascii=False)
         except ValueError as error:
             # An unknown type, or a value that contains itself.
-            raise ToolServerError(
-                f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
-                code="tool-broken",
-                cause=f"the function {self._location} returned it",
-                fix="return text, or lists, dictionaries, dataclasses and models of plain values",
-            ) from error
+            what = f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error} ({self._location})"
+            fix = "return text, or lists, dictionaries, dataclasses and models of plain values"
+            raise ToolServerError(what, code="tool-broken", fix=fix) from error
         return ToolResult(text=text)
 
 
@@ -215,6 +211,7 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
         parsed = docstring_parser.parse(f"-\n\n{docstring}")
     except (docstring_parser.ParseError, IndexError, ValueError):
         # A section is broken, and the first paragraph is still good.
+        # A broken section: the first paragraph is still good.
         return " ".join(docstring.partition("\n\n")[0].split()), {}
     paragraphs = re.split(r"\n\s*\n", (parsed.description or "").removeprefix("-").strip())
     arguments = {
@@ -239,11 +236,11 @@ def _adapter_of(function: Callable[..., Any], documented: Mapping[str, str]) -> 
     for name, parameter in inspect.signature(function).parameters.items():
         what = f"{function.__qualname__}: argument {name!r} cannot be an argument of a tool"
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise _invalid(what, "give each argument its own name", cause="a model passes every argument by name")
+            raise _invalid(what, "give each argument its own name, by which a model passes it")
         if name == "self" and name not in hints:
             raise _invalid(what, "create the object first and make the tool from its method: tool(thing.method)")
         if name not in hints:
-            raise _invalid(what, f"e.g. {name}: str", cause="it has no type hint, which the schema is made from")
+            raise _invalid(f"{what} without a type hint", f"e.g. {name}: str")
         hint: Any = hints[name]
         described = any(isinstance(extra, FieldInfo) and extra.description for extra in get_args(hint)[1:])
         if name in documented and not described:
@@ -251,12 +248,9 @@ def _adapter_of(function: Callable[..., Any], documented: Mapping[str, str]) -> 
         try:
             TypeAdapter(hint).json_schema()
         except PydanticUserError as error:
-            raise _invalid(
-                what,
-                "use types that JSON has: str, int, float, bool, list, dict, Literal, Enum, a dataclass or a pydantic "
-                "model",
-                cause=str(error).partition("\n")[0].partition(". Set `")[0],
-            ) from error
+            reason = str(error).partition("\n")[0].partition(". Set `")[0]
+            fix = "use types that JSON has: str, int, float, bool, list, dict, Literal, Enum, dataclasses, models"
+            raise _invalid(f"{what}: {reason}", fix) from error
         if parameter.default is not parameter.empty:
             try:
                 shown = {"default": to_jsonable_python(parameter.default)}
@@ -286,8 +280,8 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
-    return UsageError(what, code="tool-invalid", cause=cause, fix=fix)
+def _invalid(what: str, fix: str) -> UsageError:
+    return UsageError(what, code="tool-invalid", fix=fix)
 
 
 # --- functions named in a recipe --------------------------------------------------------------------------------------
@@ -350,8 +344,7 @@ def _find_tool(reference: str, found: object, name: str) -> Tool:
         raise RecipeError(
             f"{reference} is neither a function nor a tool: {found!r:.100}",
             code="tool-invalid",
-            cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
-            fix="name a typed function with a docstring: docs/tools.md",
+            fix="name a typed function with a docstring, or an object with all of `core.protocols.Tool`: docs/tools.md",
         )
     if why := unusable_schema(found.parameters):
         raise RecipeError(

@@ -167,9 +167,8 @@ class ModelSimulator(Simulator):
                 return ToolResult(text=json.dumps(found), calls=calls)
             prompt += "\n\nYour last reply held no document. Write the documents, each on a line of its own."
         raise ToolServerError(
-            f"the simulator wrote no document for {query!r}",
+            f"the simulator wrote no document for {query!r}, but {reply.text[:200]!r}",
             code="simulation-failed",
-            cause=f"its reply was {reply.text[:200]!r}",
             fix="give it a larger model, a lower simulated.NAME.sampling.temperature or more max_tokens",
             calls=calls,
         )

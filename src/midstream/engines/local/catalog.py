@@ -92,7 +92,8 @@ def fetch(name: str) -> Path:
         try:
             snapshot_download(hub, local_dir=partial, ignore_patterns=["*.bin", "*.pth", "*.gguf", "onnx/*"])
             return partial.rename(cache / name)
-        except Exception as failure:  # of whichever HTTP client the library uses
+        except Exception as failure:
+            # Of whichever HTTP client the library uses.
             if name not in _PACKAGES:
                 raise _not_fetched(name, hub, failure) from failure
         for stale in cache.glob("partial-package-*"):

@@ -195,5 +195,6 @@ class ContinuousLocal(Engine):
 
 def _settle(future: asyncio.Future[Any], settle: Callable[..., object], *values: object) -> None:
     """Call a method of a future in its event loop, from any thread, unless the future is done by then."""
-    with suppress(RuntimeError):  # its event loop is closed: nobody waits
+    # Its event loop is closed: nobody waits.
+    with suppress(RuntimeError):
         future.get_loop().call_soon_threadsafe(lambda: None if future.done() else settle(*values))

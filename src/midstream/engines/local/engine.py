@@ -110,12 +110,10 @@ class TransformersLocal(Engine):
             )
         limit, max_tokens = self.positions, request.max_tokens or 1
         if limit is not None and len(prompt_ids) + max_tokens > limit:
-            raise PromptTooLongError(
-                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
-                code="prompt-too-long",
-                cause=f"{self.name} has {limit} positions",
-                fix="lower max_tokens or the number of turns, or use a model with a longer context",
-            )
+            size = f"{len(prompt_ids)} tokens and {max_tokens} new ones"
+            what = f"a prompt of {size} do not fit {self.name}'s {limit} positions"
+            fix = "lower max_tokens or the number of turns, or use a model with a longer context"
+            raise PromptTooLongError(what, code="prompt-too-long", fix=fix)
         return prompt_ids
 
     def limited(self, request: Request, prompt_ids: Sequence[int]) -> Request:
@@ -146,7 +144,8 @@ class TransformersLocal(Engine):
                 batch = [each for each in waiting if each.reference is asked]
                 for start in range(0, len(batch), self.max_batch):
                     self._answer(batch[start : start + self.max_batch], reference=asked)
-        except Exception as failure:  # a bug, raised to the last caller; the others must not wait forever
+        except Exception as failure:
+            # A bug, raised to the last caller; the others must not wait forever.
             self._fail(waiting, failure)
             raise
         finally:

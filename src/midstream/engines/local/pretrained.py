@@ -54,7 +54,8 @@ def load_model(
         tokenizer = load_tokenizer(place)
     except RecipeError:
         raise
-    except Exception as failure:  # of three libraries; tokenizers raises plain ones for a file that it cannot read
+    except Exception as failure:
+        # Of three libraries; tokenizers raises plain ones for a file that it cannot read.
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             code="model-not-loaded",
@@ -116,7 +117,8 @@ def require_device(device: str) -> None:
     """Refuse with `RecipeError` a device that PyTorch cannot use here."""
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as failure:  # PyTorch without CUDA asserts
+    except (RuntimeError, AssertionError) as failure:
+        # PyTorch without CUDA asserts.
         raise RecipeError(
             f"device {device!r} cannot be used: {one_line(failure)}",
             code="no-device",
@@ -132,12 +134,15 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
     names = {Path(name).name, *(Path(MODELS[short].hub).name for short in MODELS if str(find_fetched(short)) == name)}
     if base and Path(base).name not in names:
         raise _invalid(adapter, f"does not fit model {name!r}: it was trained on {base!r}", _OTHER_BASE)
-    from peft import PeftModel  # imported where used: it takes a second
+    # Imported where used: it takes a second.
+    from peft import PeftModel
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
-            warnings.filterwarnings("error", "Found missing adapter keys")  # those would stay as they were drawn
+            # Peft asks transformers by a name that is being retired.
+            warnings.simplefilter("ignore", FutureWarning)
+            # Those would stay as they were drawn.
+            warnings.filterwarnings("error", "Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
     except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
         raise _invalid(adapter, f"does not fit model {name!r}: {one_line(failure)}", _OTHER_BASE) from failure

@@ -123,7 +123,8 @@ def encode_request(
         fields["stop"] = list(sampling.stop)
     if config.token_ids:
         fields |= {"return_token_ids": True, "logprobs": True if chat else 1} | _WHOLE_DISTRIBUTION
-        if request.keep_stop and sampling.stop:  # else vLLM may write out a message's end token
+        # Otherwise vLLM may write out a message's end token.
+        if request.keep_stop and sampling.stop:
             fields["include_stop_str_in_output"] = True
     if config.stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -138,7 +139,7 @@ def encode_request(
         body["tools"] = [dict(tool) for tool in request.tools]
         sent["tools"] = len(request.tools)
     if chat and "messages" not in body:
-        foreign = any(message.fields for message in request.messages)  # with its calls as fields already
+        foreign = any(message.fields for message in request.messages)
         as_text = foreign or not request.tools or PROVIDERS[config.provider].text_calls
         messages = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
         body["messages"] = [*messages]
@@ -317,7 +318,8 @@ class OpenAICompatibleEngine:
                     data = decode_body(body)
                     self._check(response.status, data, body, model, retry_after_s(response.headers))
         except TransientError:
-            if not streamed.done:  # else the reply is whole, and only its connection is lost
+            # Otherwise the reply is whole, and only its connection is lost.
+            if not streamed.done:
                 raise
         try:
             reply = checked_reply(streamed.whole() if data is None else data, token_ids=self.config.token_ids)
@@ -328,7 +330,8 @@ class OpenAICompatibleEngine:
             raise TransientError(failure.what) from failure
         self._replied, self._exact = True, self.config.token_ids
         self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
-        if data is not None and self.config.stream:  # this server does not stream: all text at once
+        # This server does not stream: all text at once.
+        if data is not None and self.config.stream:
             request.emit("text", reply.text)
         return reply
 
@@ -341,7 +344,8 @@ class OpenAICompatibleEngine:
         clock: asyncio.Timeout,
     ) -> None:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
-        received, held = 0, ""  # bytes; text that may be the beginning of the key, which no screen may show
+        # Bytes; text that may be the beginning of the key, which no screen may show.
+        received, held = 0, ""
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self.config.timeout_s
         latest = now() + _STREAM_TIMEOUTS * timeout_s
 
@@ -399,7 +403,8 @@ class OpenAICompatibleEngine:
             async with asyncio.timeout(self.config.timeout_s) as clock, sent as response:
                 self._reached = True
                 yield response, clock
-        except aiohttp.ClientError as failure:  # before TimeoutError: a connection's time-out is both
+        except aiohttp.ClientError as failure:
+            # Before TimeoutError: a connection's time-out is both.
             self._raise_broken(failure)
         except TimeoutError as failure:
             raise TransientError(f"no whole answer within {self.config.timeout_s:g} s") from failure

@@ -181,13 +181,10 @@ async def unload_adapter(path: Path, config: OpenAIConfig, post: Post) -> None:
 
 
 def _adapter_refused(config: OpenAIConfig, action: str, status: int, text: str) -> EngineError:
-    cause = "the server does not load adapters at run time"
     fix = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {config.model} --enable-lora"
     if "rank" in text:
-        cause = "the server was started for adapters of a lower rank"
         fix = f"vllm serve {config.model} --enable-lora --max-lora-rank RANK, at least learner.lora's rank"
     elif "No adapter found" in text:
-        cause = "the server does not see the run directory: it has another disk, or may not read it"
-        fix = "run both on one machine or on a shared disk, under the same path"
+        fix = "run both on one machine or on a shared disk, under the same path, which the server may read"
     what = f"{config.base_url}/{action} answered {status}: {text[:300]}"
-    return EngineError(what, code="adapter-refused", cause=cause, fix=fix)
+    return EngineError(what, code="adapter-refused", fix=fix)

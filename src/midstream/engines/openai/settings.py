@@ -35,10 +35,9 @@ REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")
 
 
 class Advice(TypedDict):
-    """Arguments of an error: its code, cause and fix."""
+    """Arguments of an error."""
 
     code: str
-    cause: str
     fix: str
 
 
@@ -113,7 +112,8 @@ class OpenAIConfig(EngineConfig):
             valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
             if "[" in value:
                 ip_address(url.hostname or "")
-        except ValueError:  # a port out of range, what is no IPv6 address
+        except ValueError:
+            # A port is out of range, or it is no IPv6 address.
             valid = False
         if not valid or not value.isprintable() or " " in value:
             raise ValueError("not an address such as http://localhost:11434/v1")
@@ -146,9 +146,11 @@ class OpenAIConfig(EngineConfig):
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
         elif not (self.is_own or urlsplit(self.base_url).hostname in LOOPBACK):
-            price = None  # nobody knows who bills there; on loopback it is a proxy in front of the provider
+            # Nobody knows who bills there; on loopback it is a proxy in front of the provider.
+            price = None
         elif price is None or price.model != f"{self.provider}/{self.model}":
-            price = find_price(self.provider, self.model)  # a recorded one stays until the model is changed
+            # A recorded one stays until the model is changed.
+            price = find_price(self.provider, self.model)
         object.__setattr__(self, "listed_price", price)
         return self
 
@@ -161,7 +163,7 @@ class OpenAIConfig(EngineConfig):
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""
-        from midstream.engines.openai.engine import OpenAICompatibleEngine  # which reads this module
+        from midstream.engines.openai.engine import OpenAICompatibleEngine
 
         return OpenAICompatibleEngine(self, context.name)
 
@@ -224,29 +226,25 @@ def start_advice(config: OpenAIConfig) -> str:
 
 
 def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: bool) -> Advice:
-    """Code, cause and fix of an answer that another attempt does not change, as arguments of an error.
+    """Code and fix of an answer that another attempt does not change, as arguments of an error.
 
     `model` is the requested one, which may be an adapter.
     """
     longer, api_key_env = PROVIDERS[config.provider].longer.format(model=model), config.api_key_env
     if too_long:
-        code, cause = "prompt-too-long", "a long run's memory, or max_tokens, exceeds the context of the served model"
         fix = f"lower max_turns or sampling.max_tokens, or {longer or 'name a model with a longer context'}"
-    elif status in (401, 403) and not api_key_env:
-        code, cause = "missing-key", f"provider {config.provider!r} receives no key unless api_key_env is set"
+        return {"code": "prompt-too-long", "fix": fix}
+    if status in (401, 403) and not api_key_env:
         fix = "set api_key_env to the environment variable that holds the server's key"
-    elif status in (401, 403):
-        code, cause = "key-refused", f"the key in ${api_key_env} is missing, wrong, or not allowed to use {model}"
-        fix = f"export {api_key_env}=<your key>"
-    elif status == 402:
-        code, cause, fix = "quota-spent", "the account's quota is spent", "add credit, or set another base_url"
-    elif status == 404 or status < 400:
-        code = "model-not-found"
-        cause = f"the server has no model {model!r}, or base_url is not its API (it usually ends in /v1)"
-        fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url"
+        return {"code": "missing-key", "fix": fix}
+    if status in (401, 403):
+        return {"code": "key-refused", "fix": f"export {api_key_env}=<your key>, one that may use {model}"}
+    if status == 402:
+        return {"code": "quota-spent", "fix": "add credit to the account, or set another base_url"}
+    if status == 404 or status < 400:
+        fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url (it ends in /v1)"
         if config.api_version:
             fix = "correct model (the deployment's name), base_url (https://RESOURCE.openai.azure.com) or api_version"
-    else:
-        code, cause = "request-refused", "the server rejects a setting, or the prompt is longer than its context"
-        fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
-    return {"code": code, "cause": cause, "fix": fix}
+        return {"code": "model-not-found", "fix": fix}
+    fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
+    return {"code": "request-refused", "fix": fix}

@@ -35,7 +35,8 @@ class Namespaces:
             try:
                 self._enter()
                 self.prepare(self._place)
-                if own:  # the parent shares these mounts
+                # The parent shares these mounts.
+                if own:
                     libc("umount2", self._place, DETACH)
                     libc("umount2", b"/proc", DETACH)
                 os._exit(0)
@@ -72,7 +73,8 @@ class Namespaces:
                 open(target, "x").close()
             libc("mount", path.encode(), target.encode(), b"", BIND | RECURSIVE, b"")
         os.makedirs(root + self._place.decode())
-        self._outside = os.open("/", os.O_PATH)  # children close all descriptors
+        # Children close all descriptors.
+        self._outside = os.open("/", os.O_PATH)
         os.chroot(root)
 
     def _mount(self) -> None:
@@ -91,7 +93,8 @@ class Namespaces:
         """
         if os.fstat(scratch).st_mtime_ns == 0:
             return False
-        os.close(scratch)  # once nothing uses it, its device number is free for the next one
+        # Once nothing uses it, its device number is free for the next one.
+        os.close(scratch)
         os.chdir("/")
         libc("umount2", self._place, DETACH)
         self._mount()

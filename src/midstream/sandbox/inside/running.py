@@ -11,11 +11,13 @@ import types
 PLAIN, PROGRAM = range(2)  # kinds of requests
 REASONS = ("killed", "ok", "raised", "timeout", "output_limit", "memory", "disk")
 KILLED, OK, RAISED, TIMEOUT, OUTPUT_LIMIT, MEMORY, DISK = range(len(REASONS))
-MEMORY_EXIT = 77  # exit code of a child that is out of memory: it may not even be able to write its answer
+# Exit code of a child that is out of memory: it may not even be able to write its answer.
+MEMORY_EXIT = 77
 ERROR_LIMIT = 2000  # characters of an error's description
 FRAMES = 3  # innermost frames shown of a traceback
 READY = b"+"
-WALL_FACTOR = 5  # wall-clock seconds for each CPU-second: a loaded machine must not time out honest code
+# Wall-clock seconds for each CPU-second: a loaded machine must not time out honest code.
+WALL_FACTOR = 5
 CALL_LIMIT = 1_000_000  # bytes of one call's arguments
 FILENAME = "<python>"
 
@@ -62,13 +64,15 @@ def execute(source: str, limit: int, given: dict[str, object]) -> tuple[int, str
     except MemoryError:
         os._exit(MEMORY_EXIT)
     except OutputLimitReached:
-        pass  # `output.cut` records it, also where the code swallowed the exception
+        # `output.cut` records it, also where the code swallowed the exception.
+        pass
     except BaseException as error:  # noqa: BLE001 - code can raise anything, SystemExit and KeyboardInterrupt too
         if not isinstance(error, SystemExit) or error.code:
             failure = describe(error, source)[-ERROR_LIMIT:]
     printed = output.getvalue().removesuffix("\n")
     if output.cut:
-        return OUTPUT_LIMIT, printed  # the host adds that it is cut
+        # The host adds that it is cut.
+        return OUTPUT_LIMIT, printed
     if failure:
         return RAISED, f"{printed}\n{failure}" if printed else failure
     return OK, printed
@@ -115,7 +119,8 @@ def tool_function(channel: int, name: str, parameters: list[str]) -> types.Funct
     """The program's function for the tool: it writes a call into `channel` and waits for the reply."""
     import json
 
-    lock = _thread.allocate_lock()  # a program with threads must not mix its calls
+    # A program with threads must not mix its calls.
+    lock = _thread.allocate_lock()
 
     def call(*values: object, **arguments: object) -> str:
         if len(values) > len(parameters) or not arguments.keys().isdisjoint(parameters[: len(values)]):

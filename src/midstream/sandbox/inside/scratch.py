@@ -14,7 +14,8 @@ def empty(directory: int) -> None:
         for name in names:
             if _removed(name, directory):
                 continue
-            os.chmod(name, 0o700, dir_fd=directory)  # the rights that its removal needs; it is no link
+            # The rights that its removal needs; it is no link.
+            os.chmod(name, 0o700, dir_fd=directory)
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
                 for below in os.listdir(inner):
@@ -30,7 +31,8 @@ def _removed(name: str, directory: int) -> bool:
     """Remove an entry; returns False if it is a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=directory)
-    except (IsADirectoryError, PermissionError):  # Linux says EISDIR of a directory, others EPERM
+    except (IsADirectoryError, PermissionError):
+        # Linux says EISDIR of a directory, others EPERM.
         try:
             os.rmdir(name, dir_fd=directory)
         except OSError as error:

@@ -24,14 +24,18 @@ KILL = 0x80000000
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 NUMBER, ARCH, ARGUMENTS = 0, 4, 16  # offsets in what the kernel hands the program
-OWN_ID = -1  # stands for the process id, until `SeccompFilter.install`
+# Stands for the process id, until `SeccompFilter.install`.
+OWN_ID = -1
 
 CLONE_THREAD = 0x10000
 CLONE_NAMESPACES = 0x7E020080
-FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicate, flags, locks, size of a pipe; not: who gets signals
-IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # is it a terminal, bytes waiting, blocking, close
+# Duplicate, flags, locks, size of a pipe; not: who gets signals.
+FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
+# Is it a terminal, bytes waiting, blocking, close.
+IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
 PR_SET_NAME = 15
-O_TMPFILE = 0x400000  # a file that never has a name, so that no directory shows it was made
+# A file that never has a name, so that no directory shows it was made.
+O_TMPFILE = 0x400000
 AF_UNIX, SOCK_STREAM, SOCK_TYPE = 1, 1, 0xF
 
 # One instruction: code, operand, where to jump if it holds and if not (None: the next). A string is a label.

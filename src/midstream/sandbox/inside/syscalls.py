@@ -9,7 +9,8 @@ with the system's headers. "-" stands for a call that arm64 does not have.
 """
 
 ARCHITECTURES = ("x86_64", "aarch64")
-NEW_CALLS = 424  # from here on numbers are the same everywhere, and callers must live with ENOSYS
+# From here on numbers are the same everywhere, and callers must live with ENOSYS.
+NEW_CALLS = 424
 
 # Allowed whatever the arguments: files, what files are, directories, waiting, memory, threads, signals of the process
 # itself, time, who and where, what a pair of sockets needs.

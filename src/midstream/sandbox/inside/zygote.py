@@ -42,10 +42,12 @@ HEADER = 5  # bytes before a request's code and an answer's text
 PAGE = mmap.PAGESIZE
 MEGABYTE = 1024 * 1024
 OPEN_FILES = 64
-WATCH_S, HOUR_S = 0.01, 3600.0  # between two looks at a child: what it has written to a disk, or nothing
+# Between two looks at a child: what it has written to a disk, or nothing.
+WATCH_S, HOUR_S = 0.01, 3600.0
 SECTOR = 512  # bytes of a block in `ru_oublock`
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
-PRELOADED = ("collections", "math", "random", "re")  # the most frequent imports; each makes every fork slower
+# The most frequent imports; each makes every fork slower.
+PRELOADED = ("collections", "math", "random", "re")
 SYMPY = "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x), sympy.solve(x**2 - 1, x), sympy.sin(x).diff(x)"
 # The work that a library does on first use, done before the fork; and its random numbers, the same in every child.
 PRIMED = {
@@ -91,18 +93,21 @@ class Zygote:
             try:
                 self.namespaces = Namespaces(settings.scratch, settings.disk_mb, seen, own=settings.own_namespaces)
             except OSError:
-                self.watched = True  # the directory itself has to do, and what a child writes to it is counted
+                # The directory itself has to do, and what a child writes to it is counted.
+                self.watched = True
         self.scratch = self.open_scratch()
         self.held, self.holding = os.pipe()
         self.woken, waking = os.pipe()
         for end in (self.held, self.woken, waking):
             os.set_blocking(end, False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the user's program, which then closes the socket
+        # Ctrl-C is for the user's program, which then closes the socket.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waking)
         self.events = select.poll()
         self.events.register(self.woken, select.POLLIN)
-        self.events.register(source, 0)  # only the end of it: another request may come early
+        # Only the end of it: another request may come early.
+        self.events.register(source, 0)
         self.memory = address_space() + settings.memory_mb * MEGABYTE
 
     def open_scratch(self) -> int:
@@ -115,7 +120,8 @@ class Zygote:
     def serve(self) -> None:
         """Read, fork, wait, answer, clean up."""
         while (size := self.receive()) is not None:
-            self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
+            # No child sees what another one answered.
+            self.shared[:] = bytes(len(self.shared))
             if self.namespaces is not None:
                 self.namespaces.prepare(self.scratch)
             self.child = os.fork()
@@ -124,17 +130,21 @@ class Zygote:
             if self.channel is not None:
                 os.close(self.channel)
             exceeded, status = self.wait()
-            try:  # the child reports its confinement, which it does before it runs anything foreign
+            # The child reports its confinement, which it does before it runs anything foreign.
+            try:
                 os.read(self.held, 1)
-            except BlockingIOError as error:  # it may have left a part of its request, so the input cannot be used
+            except BlockingIOError as error:
+                # It may have left a part of its request, so the input cannot be used.
                 raise OSError("a child was not confined") from error
             answer = self.answer(exceeded, status)
             if self.namespaces is None:
-                scratch.empty(self.scratch)  # first: the reader of the answer finds it empty
+                # First: the reader of the answer finds it empty.
+                scratch.empty(self.scratch)
             send(self.sink, answer)
             if self.namespaces is not None and self.namespaces.renew(self.scratch):
                 self.scratch = self.open_scratch()
-            del exceeded, status, answer  # the next child could read them in this frame
+            # The next child could read them in this frame.
+            del exceeded, status, answer
 
     def wait(self) -> tuple[int | None, int]:
         """Wait for the child; returns the limit that it exceeded (`running.TIMEOUT`, `DISK`, or None) and its status.
@@ -142,7 +152,8 @@ class Zygote:
         Raises `HostGone` once the host has closed the stream; the child is gone too.
         """
         exceeded, most = None, self.settings.disk_mb * MEGABYTE
-        self.passed = f"{math.ceil(self.settings.timeout_s)} s of CPU time"  # unless the clock is first
+        # Unless the clock is first.
+        self.passed = f"{math.ceil(self.settings.timeout_s)} s of CPU time"
         wall_s = running.WALL_FACTOR * self.settings.timeout_s if self.channel is None else math.inf
         until = time.monotonic() + wall_s
         while True:
@@ -179,12 +190,14 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             seconds = math.ceil(self.settings.timeout_s)
-            limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # SIGXCPU, which names the reason, then SIGKILL
+            # SIGXCPU, which names the reason, then SIGKILL.
+            limit(resource.RLIMIT_CPU, seconds, seconds + 1)
             limit(resource.RLIMIT_AS, self.memory)
             if self.confinement is not None:
                 self.confinement.enter(self.id, watched=self.watched)
             os.write(self.holding, b"+")
-            nothing = os.open(os.devnull, os.O_RDWR)  # opened here: flags and locks set on the zygote's would stay
+            # Opened here: flags and locks set on the zygote's would stay.
+            nothing = os.open(os.devnull, os.O_RDWR)
             for standard in range(CHANNEL):
                 os.dup2(nothing, standard)
             if self.channel is not None:
@@ -226,7 +239,8 @@ class Zygote:
             return None
         self.channel = None
         if header[0] == running.PROGRAM:
-            import _socket  # here, so that workers without programs need not load it
+            # Here, so that workers without programs need not load it.
+            import _socket
 
             size = 4  # of a file descriptor
             socket = _socket.socket(fileno=self.source)
@@ -300,7 +314,8 @@ def warm_up(libraries: list[str]) -> list[str]:
 
     Returns those of `libraries` that are installed; each was imported and used once.
     """
-    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # `random` would reseed in every child
+    # `random` would reseed in every child.
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None
     for name in PRELOADED:
         __import__(name)
     found = []
@@ -316,17 +331,20 @@ def warm_up(libraries: list[str]) -> list[str]:
     running.execute("def f(x): return 1 / x\nfor i in (1, 0):\n  print(f'{i}')\n  f(i)", 100, {})
     running.execute("1 + 1", 100, {})
     sys.stdout, sys.stderr = streams
-    sys.modules["random"].seed(0)  # code that draws numbers draws the same ones whenever it is run
+    # Code that draws numbers draws the same ones whenever it is run.
+    sys.modules["random"].seed(0)
     gc.collect()
     gc.disable()
-    gc.freeze()  # or the collector would write to every page
+    # Otherwise the collector would write to every page.
+    gc.freeze()
     return found
 
 
 def main() -> None:
     """Serve until the other end is gone; then remove the scratch directory and end all processes of this session."""
     settings = types.SimpleNamespace(**json.loads(sys.argv[1]))
-    if settings.packages is None:  # this Python is not the host's
+    # This Python is not the host's.
+    if settings.packages is None:
         import site
 
         settings.packages = [path for path in site.getsitepackages() if os.path.isdir(path)]
@@ -338,18 +356,21 @@ def main() -> None:
     sys.path += settings.packages
     limit(resource.RLIMIT_FSIZE, settings.disk_mb * MEGABYTE)
     limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    limit(resource.RLIMIT_CORE, 1)  # no file is that small, and of 1 byte the kernel does not start a handler either
+    # No file is that small, and of 1 byte the kernel does not start a handler either.
+    limit(resource.RLIMIT_CORE, 1)
     found = warm_up(settings.libraries)
     zygote = Zygote(settings, source, sink)
     confined = zygote.confinement
     landlock, calls = (confined.landlock, confined.calls) if confined else (0, 0)
     hello = {"libraries": found, "landlock": landlock, "calls": calls, "namespaces": zygote.namespaces is not None}
-    os.dup2(nothing, 2)  # until here, stderr explains to the host why a worker did not start
+    # Until here, stderr explains to the host why a worker did not start.
+    os.dup2(nothing, 2)
     try:
         send(sink, frame(running.OK, json.dumps(hello)))
         zygote.serve()
     except (OSError, HostGone):
-        pass  # the host is gone, or this worker cannot continue, which the host sees by the end of the stream
+        # The host is gone, or this worker cannot continue, which the host sees by the end of the stream.
+        pass
     finally:
         try:
             scratch.empty(zygote.scratch)
@@ -357,8 +378,10 @@ def main() -> None:
                 zygote.namespaces.leave()
             os.rmdir(settings.scratch)
         except OSError:
-            pass  # a mount point (a sandbox's own file system goes with it anyway), or the host removes it
+            # A mount point (a sandbox's own file system goes with it anyway), or the host removes it.
+            pass
         finally:
             if os.getpgrp() == os.getpid():
                 os.killpg(0, signal.SIGKILL)
-            os._exit(0)  # nothing here needs the interpreter's cleanup
+            # Nothing here needs the interpreter's cleanup.
+            os._exit(0)
