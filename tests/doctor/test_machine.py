@@ -108,7 +108,7 @@ def test_the_recipes_own_model_is_examined_if_asked_for(
     assert main(["doctor", "--recipe", "agentflow-prompted", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     statuses = {entry["code"]: entry["status"] for entry in found["machine"]}
-    assert (statuses["MS501"], statuses["MS502"]) == ("failed", "not checked")
+    assert (statuses["MS501"], "MS502" in statuses) == ("failed", False)
     assert statuses["MS401"] == "failed", "the recipe has the python tool"
     assert {role["skipped"] for role in found["roles"]} == {"its server or key failed, see above"}
 

@@ -141,7 +141,7 @@ def test_bytes_decide_how_much_is_there(runs: Path, tmp_path: Path) -> None:
         write_report(run, path, max_mb=0)
 
 
-def test_wrong_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
+def test_wrong_and_right_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
     run = RunDirectory(write(tmp_path / "run", {f"t{place}": [float(place % 2)] for place in range(60)}))
     name, code = "run", len(page_html({}, title="", start=""))
     held: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def test_wrong_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
         if len(trajectories(held)) > 3:
             break
     assert f"run/{name}" in held
-    assert [held[path]["reward"] for path in trajectories(held)][:4] == [0.0] * 4
+    assert [held[path]["reward"] for path in trajectories(held)][:4] == [0.0, 1.0] * 2
 
 
 @pytest.mark.slow

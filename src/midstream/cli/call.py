@@ -30,6 +30,8 @@ from midstream.report import blocks
 from midstream.report.blocks import Block
 from midstream.report.numbers import counted
 
+Schema = Mapping[str, Any]  # a JSON schema
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `call`."""
@@ -72,7 +74,7 @@ def _with_tool(recipe: Recipe, name: str) -> Recipe:
     return parse_recipe({**table, "tools": chosen_tools(table["tools"], name)})
 
 
-def _record(tool: Tool, named: str, recipe: str) -> dict[str, Any]:
+def _record(tool: Tool, named: str, recipe: str) -> Block:
     """A tool as a model sees it, its limits, and a command that calls it."""
     known, required = list(tool.parameters.get("properties", {})), tool.parameters.get("required", ())
     words = ["midstream call", named] + [f"--recipe {shlex.quote(recipe)}"] * (recipe != RECIPE)
@@ -87,7 +89,7 @@ def _record(tool: Tool, named: str, recipe: str) -> dict[str, Any]:
     }
 
 
-def _described(record: Mapping[str, Any]) -> list[Block | None]:
+def _described(record: Block) -> list[Block | None]:
     """What a tool does and takes, its limits, and how to call it."""
     schema, rows = record["parameters"], []
     for name, argument in schema.get("properties", {}).items():
@@ -107,7 +109,7 @@ def _described(record: Mapping[str, Any]) -> list[Block | None]:
     ]
 
 
-def type_in_words(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+def type_in_words(schema: Schema, whole: Schema) -> str:
     """A JSON schema's type in a few words: "integer", "list of string", '"m" or "km"', "Point"."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
@@ -124,7 +126,7 @@ def type_in_words(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
-def _answer(called: Mapping[str, Any]) -> list[Block | None]:
+def _answer(called: Block) -> list[Block | None]:
     """The tool's answer, and below it whether the call worked and what it took."""
     words = ["ok" if called["ok"] else "not ok", f"{called['duration_s']:.2f} s"]
     words += [f"{counted(called['requests'], 'request')} to a model"] if called["requests"] else []
@@ -133,7 +135,7 @@ def _answer(called: Mapping[str, Any]) -> list[Block | None]:
     return [answer, blocks.text("  ".join(words), "up" if called["ok"] else "bad")]
 
 
-def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run: Callable[..., Any]) -> dict[str, Any]:
+def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run: Callable[..., Any]) -> Block:
     """Check the arguments as an agent's would be, and call the tool once."""
     if len(tools) != 1:
         names = ", ".join(tool.name for tool in tools)
@@ -157,21 +159,21 @@ def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run:
     }
 
 
-def _arguments(words: Sequence[str], tool: Tool, named: str) -> dict[str, Any]:
+def _arguments(words: Sequence[str], tool: Tool, named: str) -> Block:
     """Arguments from one JSON object, from `name=value` words, or from one word for a tool that wants one argument."""
     if len(words) == 1 and words[0].lstrip().startswith("{"):
         try:
             return json.loads(words[0])
         except (ValueError, RecursionError) as error:
             raise _refused(tool, f"{words[0]!r:.200} is not JSON: {error}", named) from error
-    known: Mapping[str, Any] = tool.parameters.get("properties", {})
+    known: Schema = tool.parameters.get("properties", {})
     wanted = list(tool.parameters.get("required", ())) or list(known)
     pairs = [(name, text) for name, sign, text in (word.partition("=") for word in words) if sign and name in known]
     if len(words) == 1 and not pairs and len(wanted) == 1:
         pairs = [(wanted[0], words[0])]
     if len(dict(pairs)) < len(words):
         raise _refused(tool, f"{' '.join(words)!r} does not name each of its arguments once", named)
-    arguments: dict[str, Any] = {}
+    arguments: Block = {}
     for name, text in pairs:
         arguments[name], schema = text, known[name]
         if isinstance(schema, Mapping) and "string" in json.dumps([schema.get("type"), schema.get("anyOf")]):

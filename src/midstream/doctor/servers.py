@@ -32,7 +32,7 @@ PROBE_SCHEMA: Mapping[str, Any] = {
 
 
 async def check_server(name: str, config: OpenAIConfig, *, several: bool = False) -> list[Check]:
-    """MS501: its key; MS502: whether it answers; MS503: whether it has the model."""
+    """MS501: its key; MS502: whether it answers; MS503: whether it has the model. After a failure there are no more."""
     of = f" of {name}" if several else ""
     key_check = partial(Check, code="MS501", what=f"key{of}")
     server_check = partial(Check, code="MS502", what=f"server{of}")
@@ -41,9 +41,7 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     broken = bool(value) and not (value.isascii() and value.isprintable())
     if broken or (variable and not value and config.is_own):
         words = f"{variable} holds a line break or a letter that no key has" if broken else f"{variable} is not set"
-        key = key_check(status="failed", words=words, fix=f"export {variable}=<your key>")
-        missing = "its key is missing"
-        return [key, *(check(status="not checked", words=missing) for check in (server_check, model_check))]
+        return [key_check(status="failed", words=words, fix=f"export {variable}=<your key>")]
     words = f"{variable} is set" if value else f"{variable} is not set, so none is sent"
     key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
@@ -74,8 +72,7 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     try:
         await engine.sample(request)
     except (EngineError, DeadlineError, UsageError) as failure:
-        server = server_check(status="failed", words=failure.what, fix=failure.fix)
-        return [key, server, model_check(status="not checked", words="its server failed")]
+        return [key, server_check(status="failed", words=failure.what, fix=failure.fix)]
     finally:
         await engine.close()
     server = server_check(status="ok", words=f"{config.base_url} answers")

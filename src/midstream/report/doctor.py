@@ -12,8 +12,8 @@ from midstream.core.data import Frozen
 from midstream.report.blocks import Block, Cell, cell, code, facts, heading, table, text
 from midstream.report.numbers import counted, cut, listed, number
 
-Status = Literal["ok", "warning", "failed", "not checked"]
-_STATUS_TONES = {"ok": "up", "warning": "warn", "failed": "bad", "not checked": "soft"}
+Status = Literal["ok", "warning", "failed"]
+_STATUS_TONES = {"ok": "up", "warning": "warn", "failed": "bad"}
 
 
 class Check(Frozen):

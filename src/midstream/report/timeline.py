@@ -93,7 +93,7 @@ class Timeline:
         if kind is None:
             return
         if text:
-            self._print_rows([Row(doing, text, "soft")])
+            self._print([Row(doing, text, "soft")])
         if not self._turn:
             return
         how = "stopped by Ctrl-C" if kind is KeyboardInterrupt else "ended by an error"
@@ -113,20 +113,20 @@ class Timeline:
             case "retry":
                 self._text = ""
                 self._retries += 1
-                self._print_rows([Row(f"retry {self._retries}", f"{self._doing}: {value}", "warn")])
+                self._print([Row(f"retry {self._retries}", f"{self._doing}: {value}", "warn")])
             case "call":
                 self._called(value)
             case "user":
-                self._print_rows([stream_row("user", value, sampled=False)])
+                self._print([stream_row("user", value, sampled=False)])
             case "action" if policy:
                 self._action = value
                 if value.error is not None:
-                    self._print_rows([record.call_row(value, None)])
+                    self._print([record.call_row(value, None)])
             case "action":
                 self._step(record.action_rows(value, self._calls))
             case "command":
                 if policy:
-                    self._print_rows([record.call_row(self._action, value)])
+                    self._print([record.call_row(self._action, value)])
                 else:
                     self._step(record.command_rows(value))
                 self._begin(value.tool)
@@ -134,8 +134,8 @@ class Timeline:
                 rows = [record.output_row(value)] if policy else record.observation_rows(value)
                 # The calls that code made stand before its result, the last row; a stream's part has none of them.
                 for row, call in zip(rows[:-1], value.tool_calls, strict=False):
-                    self._print_rows([row], elapsed(call.duration_s))
-                self._print_rows(rows[-1:], elapsed(value.duration_s))
+                    self._print([row], elapsed(call.duration_s))
+                self._print(rows[-1:], elapsed(value.duration_s))
                 self._begin("")
             case "analysis":
                 self._step([Row("analysis", value)])
@@ -145,10 +145,10 @@ class Timeline:
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "agent_run":
-                self._print_rows([Row(event.role, value)])
+                self._print([Row(event.role, value)])
             case "restart":
                 words = f"the run starts again after {value.line}"
-                self._print_rows([Row("restart", words, "warn")])
+                self._print([Row("restart", words, "warn")])
                 self._thrown_away = list(self._requests)
                 self._turn = self._replied = 0
                 self._begin("")
@@ -163,19 +163,20 @@ class Timeline:
         self._live.stop()
         requests = [*self._thrown_away, *trajectory.calls]
         self._console.print()
-        answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
-        reason = record.stopped(trajectory)
-        if trajectory.status == "error":
+        reason, lost = record.stopped(trajectory), trajectory.status == "error"
+        if lost:
             reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
         took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
         took += "" if any(call.usage.cost_usd for call in requests) else ", no price set"
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
         if final and trajectory.final:
-            self._print_texts([("final", plain(trajectory.final))], whole=True)
-        self._print_texts([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
-        lost = "bold red" if trajectory.status == "error" else ""
-        self._print_texts([("stopped", Text(reason, lost)), ("spent", Text(took))])
-        self._print_rows([Row("requests", trouble or "none failed", "warn" if trouble else "")])
+            self._print([Row("final", trajectory.final)], whole=True)
+        if trajectory.answer is None:
+            self._print([Row("answer", "(none)", "soft")])
+        else:
+            self._print([Row("answer", trajectory.answer, "strong")], self._answer_note, whole=True)
+        self._print([Row("stopped", reason, "bad" if lost else ""), Row("spent", took)])
+        self._print([Row("requests", trouble or "none failed", "warn" if trouble else "")])
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -204,20 +205,20 @@ class Timeline:
             self._reply.append(call)
         self._requests.append(call)
         if call.repaired:
-            self._print_rows(record.trouble_rows(call)[-1:])  # the attempts that failed stand there already
+            self._print(record.trouble_rows(call)[-1:])  # the attempts that failed stand there already
 
     def _written(self) -> None:
         """Print what an interleaved policy wrote, once its reply is whole; the answer is printed at the end."""
         calls, self._reply = self._reply, []
         shown = record.reply_rows(calls, self._template, first=self._turn == 1, without=("call", "answer"))
         self._answer_note = self._note() or self._answer_note
-        self._print_rows(shown, self._note())
+        self._print(shown, self._note())
         if calls:
             self._begin("")
 
     def _step(self, rows: list[Row]) -> None:
         """A module is done."""
-        self._print_rows(rows, self._note())
+        self._print(rows, self._note())
         self._begin("")
 
     def _note(self) -> str:
@@ -228,12 +229,11 @@ class Timeline:
 
     # --- drawing --------------------------------------------------------------------------------------------------
 
-    def _print_rows(self, rows: list[Row], note: str = "") -> None:
+    def _print(self, rows: Sequence[Row], note: str = "", *, whole: bool = False) -> None:
         """Print rows under the turn, long ones cut; `note` stands at the right end of the first if there is room."""
-        self._print_texts([(row.label, plain(row.text, STYLES.get(row.tone, ""))) for row in rows], note)
-
-    def _print_texts(self, rows: list[tuple[str, Text]], note: str = "", *, whole: bool = False) -> None:
-        for name, content in rows:
+        for row in rows:
+            style = STYLES.get(row.tone, "")
+            content = Text(visible(row.text), style) if whole else plain(row.text, style)
             note = note if self._width >= _LEAST_WIDTH_WITH_NOTES else ""
             room = max(_LEAST_ROOM, self._width - _INDENT - (len(note) + 2 if note else 0))
             lines = list(content.wrap(self._console, room, overflow="fold"))
@@ -241,7 +241,7 @@ class Timeline:
                 lines[_MOST_LINES - 1 :] = [Text("… (cut here; --json has all of it)", "dim")]
             for place, line in enumerate(lines):
                 line.rstrip()
-                label = f"  {name if place == 0 else '':<{_LABEL_WIDTH}}  "
+                label = f"  {row.label if place == 0 else '':<{_LABEL_WIDTH}}  "
                 gap = " " * (self._width - _INDENT - line.cell_len - len(note))
                 right = gap + note if note and place == 0 else ""
                 self._console.print(Text.assemble((label, "dim"), line, (right, "dim")), soft_wrap=True)

@@ -15,6 +15,7 @@ from midstream.report.evaluation import (
     comparisons,
     curves,
     families,
+    is_greedy,
     success,
     where,
 )
@@ -80,13 +81,21 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
 
 
 def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
-    """Success before and after, training time."""
+    """Success, tool errors and turns before and after, training time."""
     found: list[dict[str, str]] = []
     for comparison in comparisons(evaluations)[:1]:
         for kind, before, after in reversed(comparison.by_kind()):
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
             note = f"{before[0].tasks:,} held-out tasks"
             found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
+        if comparison.after:
+            # Sampled results show the policy's habits.
+            both = (comparison.before, comparison.after)
+            sides = [[result for result in side if not is_greedy(result)] or side for side in both]
+            errors = [percent(mean([result.tool_use.error_rate for result in side])) for side in sides]
+            turns = [f"{fmean(result.turns_mean for result in side):.2f}" for side in sides]
+            found.append(blocks.tile("Tool errors", errors[1], "share of turns, sampled", before=errors[0]))
+            found.append(blocks.tile("Turns a task", turns[1], before=turns[0]))
     if timings:
         wall, cpu = sum(t.duration_s for t in timings), sum(t.cpu_s for t in timings)
         note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"

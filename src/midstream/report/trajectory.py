@@ -58,7 +58,8 @@ _REASONS = {
 BLOCKS = ("command", "code", "call", "▸ call", "observation", "◂ output", "sampled")  # labels of rows that are no prose
 _LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
 
-Tone = Literal["", "up", "bad", "warn", "soft", "name", "put-in"]  # put-in: the environment wrote it, not the policy
+# put-in: the environment wrote it, not the policy.
+Tone = Literal["", "strong", "up", "bad", "warn", "soft", "name", "put-in"]
 
 
 class Row(NamedTuple):

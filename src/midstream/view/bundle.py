@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from itertools import permutations
+from itertools import permutations, zip_longest
 from pathlib import Path
 from shlex import quote as shell_quote
 from urllib.parse import quote, urlencode
@@ -32,7 +32,6 @@ from midstream.view import MAX_MB
 from midstream.view.documents import Documents
 
 _IN_BASE64 = 4 / 3
-_FIRST_WRONG, _FIRST_RIGHT, _FIRST_GROUPS = 4, 2, 2  # of each evaluation and of each step that is chosen
 _FOR_CALLS = 0.4  # of the bytes that are left for trajectories: their prompts and tokens
 _MOST_TURNS = 2_000  # of a trajectory, unless it was asked for
 _MOST_TRAJECTORIES = 150  # of a run: more take long to read
@@ -240,26 +239,19 @@ def _add_calls(selection: Selection, path: Path_, document: Block, *, share: flo
 def _order(documents: Documents, name: str, parts: Sequence[Block]) -> Iterator[Chosen]:
     """(part, places, task) of what a reader is likely to open, the likeliest first.
 
-    Of each evaluation some wrong and some right ones, and some whole groups of the first, middle and last step; then
-    all others of these, then the other steps.
+    In rounds a wrong and a right one of each evaluation and a group of the first, middle and last step; then the other
+    steps.
     """
     steps = [part["name"] for part in parts if part["kind"] == "step"]
     ends = dict.fromkeys(steps[place] for place in (0, len(steps) // 2, -1)) if steps else {}
-    wrong, right, later = list[Chosen](), list[Chosen](), list[Chosen]()
+    lists: list[list[Chosen]] = []
     for part in (part["name"] for part in parts if part["kind"] != "step"):
         sides: tuple[list[Chosen], list[Chosen]] = ([], [])
         for place, entry in enumerate(_entries(documents, name, part)):
             sides[entry.score is not None and entry.score >= 1].append((part, [place], entry.task_id))
-        wrong += sides[0][:_FIRST_WRONG]
-        right += sides[1][:_FIRST_RIGHT]
-        later += [*sides[0][_FIRST_WRONG:], *sides[1][_FIRST_RIGHT:]]
-    first = [*wrong, *right]
-    for part in ends:
-        groups = _groups(documents, name, part)
-        first += groups[:_FIRST_GROUPS]
-        later += groups[_FIRST_GROUPS:]
-    yield from first
-    yield from later
+        lists += sides
+    lists += [_groups(documents, name, part) for part in ends]
+    yield from (chosen for round in zip_longest(*lists) for chosen in round if chosen)
     for part in steps:
         if part not in ends:
             yield from _groups(documents, name, part)

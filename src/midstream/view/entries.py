@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from midstream.core.errors import RunError, UsageError
+from midstream.report.blocks import Block
 from midstream.runs.segments import Entry
 from midstream.view.parts import Part, records
 
@@ -62,7 +62,7 @@ class Filter:
         sign, number = _REWARD.fullmatch(self.reward).groups()  # type: ignore[union-attr]  # checked
         return _COMPARE[sign](entry.score, float(number))
 
-    def finds(self, record: dict[str, Any]) -> bool:
+    def finds(self, record: Block) -> bool:
         """Whether the trajectory of a record passes."""
         try:
             turns = record.get("turns") or []
@@ -80,14 +80,14 @@ NO_FILTER = Filter()
 
 def entries(
     part: Part, start: int = 0, limit: int | None = None, wanted: Filter = NO_FILTER, seconds: float = math.inf
-) -> tuple[list[dict[str, Any]], int | None, int]:
+) -> tuple[list[Block], int | None, int]:
     """At most `limit` entries from the place `start` on, where to continue (None: at the end), and how many were seen.
 
     After about so many seconds it ends early, and shows of an entry only what the index says.
     """
     until = time.monotonic() + seconds
     passing = (place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry))
-    found: list[dict[str, Any]] = []
+    found: list[Block] = []
     if not wanted.reads:
         places = list(islice(passing, None if limit is None else limit + 1))
         following = places.pop() if limit is not None and len(places) > limit else None
@@ -112,11 +112,11 @@ def entries(
     return found, following, (len(part.entries) if following is None else following) - start
 
 
-def _entry(place: int, entry: Entry) -> dict[str, Any]:
+def _entry(place: int, entry: Entry) -> Block:
     return {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
 
 
-def _said(record: dict[str, Any]) -> dict[str, Any]:
+def _said(record: Block) -> Block:
     """Question, answer and number of turns; nothing of a record that could not be read."""
     if not record:
         return {}
@@ -128,14 +128,14 @@ def _said(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tools(turn: Any) -> list[str]:
+def _tools(turn: Block) -> list[str]:
     """The tools that a turn named."""
     return [turn[name].get("tool", "") for name in ("action", "command") if isinstance(turn.get(name), dict)] + [
         call.get("tool", "") for call in (turn.get("observation") or {}).get("tool_calls", ())
     ]
 
 
-def _errors(record: dict[str, Any], turns: list[Any]) -> Iterator[str]:
+def _errors(record: Block, turns: list[Block]) -> Iterator[str]:
     """The texts of what failed."""
     for info in (record.get("error"), *(turn.get("error") for turn in turns), *record.get("earlier_errors", ())):
         if info:
@@ -148,9 +148,9 @@ def _errors(record: dict[str, Any], turns: list[Any]) -> Iterator[str]:
             yield turn["observation"].get("text", "")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(record: Block) -> Iterator[str]:
     """Every text in a JSON value, names of fields left out."""
-    waiting = [value]
+    waiting: list[object] = [record]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):

@@ -21,6 +21,7 @@ from midstream.core.data import problems_of
 from midstream.core.errors import RunError, UsageError
 from midstream.core.text import visible
 from midstream.core.trajectory import Trajectory
+from midstream.report.blocks import Block
 from midstream.runs.files import damaged, open_file
 from midstream.runs.segments import Entry, Segment
 
@@ -105,7 +106,7 @@ class JournalPart:
                 yield file.readline().partition(b',"trajectory":')[2].rstrip()[:-1]
 
 
-def records(part: Part, places: Iterable[int]) -> Iterator[dict[str, Any]]:
+def records(part: Part, places: Iterable[int]) -> Iterator[Block]:
     """The trajectories at places that ascend as JSON values, {} for one that is damaged or too large."""
     with closing(part.lines(places)) as lines:  # type: ignore[type-var]
         yield from map(_record, lines)
@@ -135,7 +136,7 @@ def of_task(part: Part, task: str) -> list[tuple[int, Entry]]:
     return [(place, entry) for place, entry in enumerate(part.entries) if entry.task_id == task]
 
 
-def _entry(record: dict[str, Any]) -> Entry:
+def _entry(record: Block) -> Entry:
     """What an index says of a trajectory, from its record."""
     try:
         reward = record.get("reward")
@@ -176,7 +177,7 @@ class Kept:
         return made
 
 
-def _record(line: bytes) -> dict[str, Any]:
+def _record(line: bytes) -> Block:
     """The record of a line, {} of a damaged or a very large one."""
     try:
         found = from_json(line) if len(line) <= LARGEST else {}
