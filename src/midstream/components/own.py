@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import reduce
 from hashlib import blake2b
@@ -37,7 +37,7 @@ _HANDED_OVER = "python"  # the place of objects that a program hands over
 PATHS = frozenset("path file prompt_file index lessons start adapter cwd filter votes files".split())
 _OWN_PATH = re.compile(r"lessons|(?:\w+_)?(?:path|file)")
 TRUST = "MIDSTREAM_TRUST"
-_live: dict[str, Any] = {}  # by reference, the objects that this process handed over
+_live: dict[str, object] = {}  # by reference, the objects that this process handed over
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
 
@@ -68,7 +68,7 @@ def file_of(reference: str) -> Path | None:
     return Path(os.path.expanduser(place)) if place.endswith(".py") else None
 
 
-def references(table: Any) -> Iterator[str]:
+def references(table: Mapping[str, object] | Iterable[object]) -> Iterator[str]:
     """Every reference in a recipe's table, in order: values of the keys `type` and `function`."""
     for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
         if isinstance(value, Mapping | list):
@@ -139,7 +139,7 @@ def _with_paths(value: Any, place: Callable[[str, Path], Path], key: str = "", o
 # --- objects of a program ---------------------------------------------------------------------------------------------
 
 
-def reference_of(value: Any) -> str:
+def reference_of(value: object) -> str:
     """The reference of an object of the running program; `load` returns this very object.
 
     Something that a file or module defines by its name has the reference that a recipe would give it, so that its run
@@ -291,7 +291,7 @@ def refuse_while_importing(work: str) -> None:
 # --- what a run records -----------------------------------------------------------------------------------------------
 
 
-def used(table: Mapping[str, Any]) -> list[OwnComponent]:
+def used(table: Mapping[str, object]) -> list[OwnComponent]:
     """What the references of a resolved recipe name, each once. Raises `RecipeError` for what cannot be found.
 
     Nothing is imported, so that changed code is refused before it runs.

@@ -43,7 +43,7 @@ def settings_of(
     function: Callable[..., Any],
     *,
     given: Collection[str] = (),
-    **attributes: Any,
+    **attributes: object,
 ) -> type[SettingsT]:
     """A subclass of `base` whose fields are the parameters of `function`, but for those that are `given` to it.
 
@@ -93,11 +93,11 @@ def settings_of(
 
 
 def class_settings(
-    base: type[SettingsT], reference: str, cls: type, finish: Callable[[Any, Context], Any]
+    base: type[SettingsT], reference: str, cls: type, finish: Callable[[object, Context], object]
 ) -> type[SettingsT]:
     """Settings that are the parameters of a class; `context` receives the `Context`. `finish` checks the object."""
 
-    def build(self: ComponentConfig, context: Context) -> Any:
+    def build(self: ComponentConfig, context: Context) -> object:
         passed = {"context": context} if "context" in inspect.signature(cls).parameters else {}
         try:
             made = cls(**passed, **own_values(self))
@@ -113,16 +113,16 @@ def class_settings(
     return settings_of(base, reference, cls, given=("context",), build=build, asks="optional")
 
 
-def object_settings(base: type[SettingsT], reference: str, value: Any) -> type[SettingsT]:
+def object_settings(base: type[SettingsT], reference: str, value: object) -> type[SettingsT]:
     """An object as it is; the caller who made it closes it."""
 
-    def build(self: ComponentConfig, context: Context) -> Any:
+    def build(self: ComponentConfig, context: Context) -> object:
         return value
 
     return settings_of(base, reference, lambda: value, build=build, borrowed=True, asks="optional")
 
 
-def own_values(config: ComponentConfig) -> dict[str, Any]:
+def own_values(config: ComponentConfig) -> dict[str, object]:
     """The settings that are parameters of the user's function or class, by name."""
     return {name: getattr(config, name) for name in type(config).own_settings}
 
@@ -139,7 +139,7 @@ def parameters_of(reference: str, function: Callable[..., Any]) -> Mapping[str, 
         ) from error
 
 
-def not_of_kind(kind: Kind, reference: str, value: Any, what: str) -> RecipeError:
+def not_of_kind(kind: Kind, reference: str, value: object, what: str) -> RecipeError:
     """The error for an object that is no component of a kind; `what` says what one is."""
     return RecipeError(
         f"{reference} is no {kind}: {value!r:.100}",
@@ -163,7 +163,7 @@ def class_or_object(
     return object_settings(base, reference, _complete(kind, reference, value, protocol))
 
 
-def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
+def _complete(kind: Kind, reference: str, value: object, protocol: type) -> Any:
     """`value`, which has all that the protocol asks for."""
     names = [name for name in {**protocol.__annotations__, **vars(protocol)} if not name.startswith("_")]
     there = dir(value)  # `hasattr` would run properties
@@ -199,7 +199,7 @@ class OwnFunction:
     Raises `RecipeError` for anything else, and for a function that yields in place of returning.
     """
 
-    def __init__(self, kind: Kind, reference: str, value: Any, values: Collection[str], what: str) -> None:
+    def __init__(self, kind: Kind, reference: str, value: object, values: Collection[str], what: str) -> None:
         if not callable(value) or isinstance(value, type):
             raise not_of_kind(kind, reference, value, what)
         if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
@@ -210,11 +210,11 @@ class OwnFunction:
         self.values = values  # names of what midstream passes
         self.takes = parameters_of(reference, value).keys() & set(values)
 
-    def settings(self, base: type[SettingsT], **attributes: Any) -> type[SettingsT]:
+    def settings(self, base: type[SettingsT], **attributes: object) -> type[SettingsT]:
         """A subclass of `base` with the function's settings, and with `attributes`, such as its `build`."""
         return settings_of(base, self.reference, self.function, given=self.values, **attributes)
 
-    def passed(self, settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    def passed(self, settings: Any, values: Mapping[str, object]) -> dict[str, object]:
         """The arguments of a call."""
         return {name: values[name] for name in self.takes} | own_values(settings)
 
@@ -245,7 +245,7 @@ class OwnFunction:
                 fix="correct it",
             ) from error
 
-    def wrong(self, value: Any, fix: str) -> MidstreamError:
+    def wrong(self, value: object, fix: str) -> MidstreamError:
         """The error for a result that does not fit the kind."""
         failure = _failure(self.kind)(f"{self.kind} {self.name!r} returned {value!r:.200}", fix=fix)
         failure.retryable = False

@@ -71,18 +71,6 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     return path.resolve()
 
 
-def _with_prompt_files(table: Any, directory: Path) -> Any:
-    """A recipe's table, whose prompt files in `directory` are absolute."""
-    if not isinstance(table, dict):
-        return table
-    return {
-        key: str((directory / inner).resolve())
-        if key == "prompt_file" and isinstance(inner, str) and (directory / inner).is_file()
-        else _with_prompt_files(inner, directory)
-        for key, inner in table.items()
-    }
-
-
 def read_table(name: str) -> Table:
     """The recipe's table with everything it extends merged in; `name` may be an own agent, "my_agent.py:solve"."""
     if is_reference(name):
@@ -93,7 +81,7 @@ def read_table(name: str) -> Table:
     while True:
         table = read_toml(path)
         refuse_secrets(table)  # before anything can quote its values
-        tables[path] = table = _with_prompt_files(anchored(table, path.parent), path.parent)
+        tables[path] = table = anchored(table, path.parent)
         base = table.pop("extends", None)
         if base is None:
             return reduce(merge, reversed(tables.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,7 +61,7 @@ def parts_of(build: Build) -> Parts:
     """The parts of a training session. Raises `RecipeError` or `UnsupportedError` if the recipe cannot be trained."""
     from midstream.training.session import Parts
 
-    recipe, training = build.recipe, _check_training(build)
+    recipe, training = build.recipe, _check_training(build, build.recipe.evaluation.sets)
     _check_trainable(recipe, build.policy.engine())
     learner = build.policy.learner
     return Parts(
@@ -98,24 +98,23 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     """
     recipe = build.recipe
     away = [chosen for chosen in recipe.evaluation.sets if on_hub(build.tasks(chosen.tasks or recipe.tasks))]
-    names = [chosen.name for chosen in away]
+    here, names = [chosen for chosen in recipe.evaluation.sets if chosen not in away], [chosen.name for chosen in away]
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
         return names  # such a judge cannot be built without its model
     if work == "train":
         refuse_strategy(recipe)
     if work == "eval":
         require_sets(recipe)
-        for chosen in recipe.evaluation.sets:
-            if chosen not in away:
-                build.set_tasks(chosen)
+        for chosen in here:
+            build.set_tasks(chosen)
     elif on_hub(build.source):
         return ["tasks", *names]
     elif recipe.lessons is not None:
-        _draw_lesson_tasks(build, recipe.lessons, away)
+        _draw_lesson_tasks(build, recipe.lessons, here)
         if recipe.lessons.start:
             read(recipe.lessons.start)
     else:
-        _check_training(build, away)
+        _check_training(build, here)
         policy = recipe.modules[recipe.trained].engine
         # An engine in this process would load its model.
         _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
@@ -144,8 +143,8 @@ def refuse_strategy(recipe: Recipe) -> None:
         )
 
 
-def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingConfig:
-    """Check what needs no model, and draw all tasks that the run will need, but those of the sets `away`."""
+def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
+    """Check what needs no model, and draw all tasks that the run will need, with those of the `sets`."""
     recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
     _require_sandbox(build)
     if training is None:
@@ -174,9 +173,8 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
     if isinstance(build.source, Finite):  # those of later steps too
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
     require_scored(build, recipe.reward, tasks)
-    for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
-        if chosen not in away:
-            build.set_tasks(chosen)
+    for chosen in (*sets, recipe.evaluation.validation):
+        build.set_tasks(chosen)
     return training
 
 
@@ -233,7 +231,7 @@ def lessons_parts_of(build: Build) -> LessonsParts:
     recipe, config, budget = build.recipe, build.recipe.lessons, build.budget
     assert config is not None
     assert budget is not None
-    tasks, validation = _draw_lesson_tasks(build, config)
+    tasks, validation = _draw_lesson_tasks(build, config, recipe.evaluation.sets)
     _, validation_set = validation_settings(recipe)
     return LessonsParts(
         seed=recipe.seed,
@@ -252,10 +250,8 @@ def lessons_parts_of(build: Build) -> LessonsParts:
     )
 
 
-def _draw_lesson_tasks(
-    build: Build, config: LessonsConfig, away: Collection[SetConfig] = ()
-) -> tuple[list[Task], list[Task]]:
-    """The tasks to learn from and those of the gate, with all that needs no model checked, but not the sets `away`."""
+def _draw_lesson_tasks(build: Build, config: LessonsConfig, sets: Sequence[SetConfig]) -> tuple[list[Task], list[Task]]:
+    """The tasks to learn from and those of the gate, with all checked that needs no model, the `sets` too."""
     recipe = build.recipe
     _require_sandbox(build)
     Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
@@ -276,7 +272,6 @@ def _draw_lesson_tasks(
                 fix="give the gate a split of its own in evaluation.validation, or lower one of the two",
             )
         require_scored(build, recipe.reward, tasks)
-    sets = [chosen for chosen in recipe.evaluation.sets if chosen not in away]
     evaluated = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
     require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **evaluated})
     return tasks, validation
