@@ -76,7 +76,7 @@ def main() -> None:
         sys.setprofile(None)
         from midstream import api
 
-        api.train(recipe, root / "run")
+        api.train(recipe, out=root / "run")
     files = {str(getattr(module, "__file__", None)) for name, module in sys.modules.items() if name not in before}
     sizes = {str(path): path.read_text(encoding="utf-8").count("\n") for path in SOURCE.rglob("*.py")}
     share = sum(size for path, size in sizes.items() if path in files) / sum(sizes.values())
