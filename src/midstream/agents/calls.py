@@ -61,10 +61,8 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
     marks = {tool: mark for mark, tool in names.items()}
     found = {marks.get(tool.name, tool.name): tool for tool in tools}
     if len(found) < len(tools):
-        names_of = ", ".join(tool.name for tool in tools)
-        raise RecipeError(
-            f"two of the tools {names_of} have one name", code="name-clash", fix="rename it in agent.tools"
-        )
+        listed = ", ".join(tool.name for tool in tools)
+        raise RecipeError(f"two of the tools {listed} have one name", code="name-clash", fix="rename it in agent.tools")
     own = {tool.name: mark for mark, tool in found.items()}
     missing = [mark for mark, tool in names.items() if own.get(tool) != mark]
     missing += [template.tool] if template.tool and template.tool not in found else []

@@ -26,7 +26,7 @@ from midstream.components.component import Sandbox
 from midstream.core.data import JsonObject, unfit
 from midstream.core.errors import InfrastructureError, UnsupportedError
 from midstream.core.json_schema import schema_error
-from midstream.core.tool import Tool
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
 from midstream.sandbox.inside.running import CALL_LIMIT, WALL_FACTOR
@@ -174,30 +174,28 @@ class _Conversation:
         self._over = len(self.made) >= self._config.max_tool_calls
         if self._over:
             return {"ok": False, "text": too_many, "end": True}
-        problem = unfit(arguments)
-        if problem:
+        clock = time.monotonic()
+        misfit = unfit(arguments)
+        if misfit:
             arguments = {}
-        problem = problem or schema_error(arguments, self._tool.parameters)
-        if problem:
-            text = f"invalid arguments for {self._tool.name}: {problem}"
-            call = ToolCall(tool=self._tool.name, arguments=arguments, status="error", text=text)
+        if problem := misfit or schema_error(arguments, self._tool.parameters):
+            result = ToolResult(text=f"invalid arguments for {self._tool.name}: {problem}", ok=False)
         else:
-            clock = time.monotonic()
             result = await call_tool(self._tool, arguments)
-            self.calls += result.calls
-            self.marks += result.marks
-            text = result.text
-            if len(text) > TEXT_LIMIT:
-                text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
-            call = ToolCall(
-                tool=self._tool.name,
-                arguments=arguments,
-                status="ok" if result.ok else "error",
-                text=text,
-                duration_s=time.monotonic() - clock,
-            )
+        self.calls += result.calls
+        self.marks += result.marks
+        text = result.text
+        if len(text) > TEXT_LIMIT:
+            text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
+        call = ToolCall(
+            tool=self._tool.name,
+            arguments=arguments,
+            status="ok" if result.ok else "error",
+            text=text,
+            duration_s=time.monotonic() - clock,
+        )
         self.made.append(call)
-        return {"ok": call.status == "ok", "text": call.text, "end": False}
+        return {"ok": result.ok, "text": text, "end": False}
 
 
 async def _read_call(channel: socket.socket) -> bytes | None:
