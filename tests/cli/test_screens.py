@@ -58,7 +58,8 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Run a command in an empty directory and compare its standard output with screens/COMMAND.txt, or NAME.txt.
 
     With `trained=True` the numbers are those of a trained model and may differ between processors: they are written as
-    "#", curves as "CURVE", the columns that they set are closed up, and the model's own text is cut out.
+    "#", curves as "CURVE", the columns that they set are closed up, the tools that they order are in the order of the
+    alphabet, and the model's own text is cut out.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -74,6 +75,8 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             text = re.sub(r'solve ".*?"', "solve QUESTION", text)
             text = re.sub("[▁▂▃▄▅▆▇█]+", "CURVE", text)
             text = re.sub("  +", "  ", re.sub(r"[-+]?\d[\d.,]*", "#", text))
+            tools = re.compile(r"( tool  before.*\n─+\n)((?: \S.*\n)+)")
+            text = tools.sub(lambda found: found[1] + "".join(sorted(found[2].splitlines(keepends=True))), text)
         lines = [line.rstrip() for line in text.splitlines()]
         path = SCREENS / f"{name or arguments[0]}.txt"
         if os.environ.get("MIDSTREAM_WRITE_SCREENS"):
