@@ -44,7 +44,6 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
-from midstream.evaluation.settings import result_name
 from midstream.exports.write import Exported
 from midstream.exports.write import export as write_export
 from midstream.lessons.commit import read_updates
@@ -83,6 +82,7 @@ from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.directory import write_info
 from midstream.runs.info import collect_info, differing_settings
+from midstream.runs.segments import result_name
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of

@@ -29,9 +29,10 @@ from midstream.core.task import Task
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
-from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
+from midstream.runs.segments import result_name
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.protocols import Learner, Student
 from midstream.training.settings import TrainingConfig, WarmStartConfig
