@@ -26,7 +26,7 @@ from midstream.evaluation.estimates import wilson
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, rollout
-from midstream.runs.agent_runs import AgentRuns
+from midstream.runs.results import AgentRuns
 from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import tool
 from support.errors import raises

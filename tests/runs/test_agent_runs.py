@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from midstream.core.trajectory import Trajectory
-from midstream.runs.agent_runs import FILE, AgentRuns
+from midstream.runs.results import AGENT_RUNS, AgentRuns
 from support.errors import raises
 
 
@@ -37,7 +37,7 @@ def test_a_torn_record_is_cut_off_and_the_others_stay(tmp_path: Path):
     runs.keep(ended("one"), 1)
     runs.keep(ended("two"), 2)
     asyncio.run(runs.close())
-    path = tmp_path / FILE
+    path = tmp_path / AGENT_RUNS
     path.write_bytes(path.read_bytes()[:-20])
     again = AgentRuns(tmp_path)
     assert (again.find(1), again.find(2)) == (ended("one"), None)
@@ -51,10 +51,10 @@ def test_damage_is_an_error(tmp_path: Path):
     runs.keep(ended("one"), 1)
     runs.keep(ended("two"), 2)
     asyncio.run(runs.close())
-    path = tmp_path / FILE
+    path = tmp_path / AGENT_RUNS
     path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
     again = AgentRuns(tmp_path)
-    with raises("file-damaged", FILE):
+    with raises("file-damaged", AGENT_RUNS):
         again.find(1)
     asyncio.run(again.close())
 

@@ -24,7 +24,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.estimate import counts
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.runs import RunDirectory
-from midstream.runs.agent_runs import FILE
+from midstream.runs.results import AGENT_RUNS
 from support.errors import printed, raises
 from support.killed_evaluation import finish, start
 from support.llm_server import AgentFlowReplies, Body, LLMServer, prompt_of
@@ -59,7 +59,7 @@ def test_every_chain_and_round_is_recorded_and_nothing_is_left_behind(run: RunDi
         assert trajectory.answer == votes.most_common(1)[0][0]
         assert trajectory.reward is not None
         assert trajectory.reward.value == (trajectory.answer == trajectory.gold)
-    assert not (run.root / FILE).exists()
+    assert not (run.root / AGENT_RUNS).exists()
     recorded: Any = run.info().resolved["evaluation"]
     assert recorded["strategy"] == "dser:K=5,T=3,early_stop=no"
 
@@ -125,7 +125,7 @@ def test_a_budget_of_rollouts_counts_agent_runs(tmp_path: Path, capsys: pytest.C
     words = ["eval", str(EXAMPLE), "--strategy", STRATEGY, "--count", "4", "--out", str(tmp_path / "run"), "--quiet"]
     assert main([*words, "--budget", "20 rollouts", "--set", "rollout.concurrency=1"]) == 1
     assert printed(capsys.readouterr().err).code == "budget-spent"
-    kept = (tmp_path / "run" / FILE).read_bytes().count(b"\n")
+    kept = (tmp_path / "run" / AGENT_RUNS).read_bytes().count(b"\n")
     assert kept == 20
     assert main(["resume", str(tmp_path / "run"), "--set", "budget.rollouts=60", "--quiet"]) == 0  # 4 x 15 in all
     assert [result.errors for result in RunDirectory.open(tmp_path / "run").evaluations.read()] == [0]
@@ -222,7 +222,7 @@ def test_after_kill_9_nothing_on_disk_is_asked_again(tmp_path: Path):
     tasks, root, size = questions(tmp_path / "sums.jsonl", 5), tmp_path / "run", 5
     with LLMServer(simulated) as server:
         process = start(*served(server, tasks, root, "dser:K=8,T=4,early_stop=no"), "--set", "rollout.concurrency=2")
-        journal, began = root / FILE, time.monotonic()
+        journal, began = root / AGENT_RUNS, time.monotonic()
         while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 100):
             assert time.monotonic() - began < 60
             time.sleep(0.005)
@@ -267,14 +267,14 @@ def test_a_fault_of_the_verifiers_engine_scores_nothing(tmp_path: Path):
         assert (broken.error.type, broken.reward, broken.answer, broken.attempts) == ("EngineError", None, None, 1)
         [result] = run.evaluations.read()
         assert (result.errors, result.tasks) == (1, 3)
-        assert (root / FILE).exists()  # what it was part of may run again
+        assert (root / AGENT_RUNS).exists()  # what it was part of may run again
         [study] = study_refinement(run)
         assert (study.left_out, study.tasks) == (1, 2)
         server.reply, before = simulated, len(server.bodies)
         assert main(["resume", str(root), "--retry-errors", "--quiet"]) == 0
     assert [result.errors for result in RunDirectory.open(root).evaluations.read()] == [0]
     assert len(server.bodies) - before == 4  # two verifications and two refinements: the solutions are on disk
-    assert not (root / FILE).exists()
+    assert not (root / AGENT_RUNS).exists()
 
 
 # --- the study --------------------------------------------------------------------------------------------------------

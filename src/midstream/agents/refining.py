@@ -26,7 +26,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, shorten
 from midstream.core.trajectory import ErrorInfo, Refinement, Trajectory, Turn
-from midstream.runs.agent_runs import AgentRuns
+from midstream.runs.results import AgentRuns
 
 AnswerKey = Callable[[str, str | None], Hashable | None]  # (question, answer) -> what equal answers have in common
 _SHOWN = 80  # characters of an answer in an event

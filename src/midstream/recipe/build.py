@@ -47,8 +47,8 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
 from midstream.rewards.own import FunctionReward
 from midstream.rewards.votes import answer_key
-from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
+from midstream.runs.results import AgentRuns
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.training.protocols import TrainableWorld

@@ -12,7 +12,7 @@ ledger/                         what its update under way has paid for, see `les
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
 feedback.jsonl                  what people say of trajectories and lessons, see `runs/feedback.py`
-agent-runs.jsonl                the agent runs of a strategy until the evaluation is done, see `runs/agent_runs.py`
+agent-runs.jsonl                the agent runs of a strategy until the evaluation is done, see `runs/results.py`
 trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
 checkpoints/step-000123/        see `checkpoint.py`
 policy/                         the exported weights

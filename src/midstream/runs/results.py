@@ -6,6 +6,7 @@ records are removed here. A crash in between leaves records of a finished set, w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic_core import from_json
 
 from midstream.core.data import problems_of
 from midstream.core.trajectory import Trajectory
-from midstream.runs.files import damaged, open_file
+from midstream.runs.files import damaged, open_file, storage_errors
 from midstream.runs.journal import (
     Journal,
     OnDamage,
@@ -101,3 +102,66 @@ def keep(path: Path, wanted: Callable[[str, bool], bool], report: Report = warn)
         lambda record: wanted(record["set"], record["trajectory"].get("status") == "error"),
         lambda error: report(f"{error.what}; that trajectory is run again"),
     )
+
+
+AGENT_RUNS = "agent-runs.jsonl"  # in the run directory
+
+
+class AgentRuns:
+    """The agent runs inside the trajectories of a strategy, so that a resumed evaluation does not repeat them.
+
+    They are kept by what determines them, in a journal in `directory`, which is opened when it is first needed.
+    Memory holds the keys and where their lines begin. Without a directory nothing is kept. Methods raise
+    `StorageError`, and `RunError` where the journal is damaged.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._journal: Journal | None = None
+        self._starts: dict[str, int] = {}
+        self._end = 0
+
+    def find(self, *key: str | int) -> Trajectory | None:
+        """The agent run under a key, if it is kept."""
+        journal = self._opened()
+        start = self._starts.get(json.dumps(key))
+        if journal is None or start is None:
+            return None
+        with storage_errors(journal.path):
+            return next(at(journal.path, [start]))
+
+    def keep(self, ended: Trajectory, *key: str | int) -> None:
+        """Keep an agent run: on return it survives the death of this process."""
+        if (journal := self._opened()) is not None:
+            journal.append({"key": key, "trajectory": ended.model_dump(exclude_defaults=True)})
+            self._starts[json.dumps(key)] = self._end
+            self._end = journal.path.stat().st_size
+
+    def forget(self) -> None:
+        """Remove the journal: the trajectories that the runs are part of are written down."""
+        self._close()
+        if self._directory is not None:
+            path = self._directory / AGENT_RUNS
+            with storage_errors(path):
+                path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close the journal; it opens again when it is needed."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _opened(self) -> Journal | None:
+        if self._journal is None and self._directory is not None:
+            path = self._directory / AGENT_RUNS
+            # Opening it cuts off what a kill has left of a record.
+            Journal(path).close()
+            self._starts, self._end = {}, 0
+            for _, line, record in read_records(path):
+                self._starts[json.dumps(record["key"])] = self._end
+                self._end += len(line)
+            self._journal = Journal(path)
+        return self._journal
