@@ -1,7 +1,8 @@
-"""Text files that a user names, such as recipes: regular files of bounded size, and TOML."""
+"""Text files that a user names, such as recipes: regular files of bounded size, and TOML of bounded depth."""
 
 from __future__ import annotations
 
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -11,6 +12,9 @@ from midstream.core.errors import MidstreamError, RecipeError
 
 MAX_CHARACTERS = 1 << 24
 _MAX_TOML = 1 << 20
+_MAX_DEPTH = 32
+# `tomllib` takes time quadratic in the parts of a key.
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}""")
 
 
 def read_text(
@@ -55,8 +59,28 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises `ValueError`."""
+    """Parse TOML. Raises `ValueError`, also for what other code could not handle: great depth, long integers, NUL."""
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {_MAX_DEPTH} parts")
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
+    _check_values(table, ())
+    return table
+
+
+def _check_values(value: object, keys: tuple[str, ...]) -> None:
+    problem = ""
+    if len(keys) > _MAX_DEPTH:
+        problem = f"more than {_MAX_DEPTH} levels"
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_values(key, keys)
+            _check_values(inner, (*keys, str(key)))
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        problem = "an integer of more than 64 bits"
+    elif isinstance(value, str) and "\0" in value:
+        problem = "a null character"
+    if problem:
+        raise ValueError(f"{'.'.join(keys)[:200]}: {problem}")
