@@ -260,9 +260,8 @@ class LessonLearner:
             groups: list[Group] = []
             lessons = await run_concurrently(self._write(step, task, lesson_set) for task in tasks)
         else:
-            progress = RunProgress(
-                step=step, steps=self.config.updates
-            )  # simulated and degraded tools; the gate has none
+            # Simulated and degraded tools follow the progress; the gate has none.
+            progress = RunProgress(step=step, steps=self.config.updates)
             runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
             groups = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
             lessons = await run_concurrently(self._study(step, group, lesson_set) for group in groups)
