@@ -45,9 +45,9 @@ from midstream.core.trajectory import (
     Usage,
     Verdict,
 )  # fmt: skip
-from midstream.evaluation.settings import result_name
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info
+from midstream.runs.segments import result_name
 
 WORDS = "The archive lists the height of the place as 105 and names the survey that measured it. "
 MANY, LONG = "many", "long"  # the names of the runs

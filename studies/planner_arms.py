@@ -32,7 +32,7 @@ from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, evaluate
-from midstream.evaluation.settings import SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.process import event_loop, load_weights
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
@@ -40,6 +40,7 @@ from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
+from midstream.runs.segments import result_name
 
 Table = dict[str, Any]
 

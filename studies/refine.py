@@ -28,7 +28,6 @@ from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import Interval
-from midstream.evaluation.settings import result_name
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
@@ -39,6 +38,7 @@ from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
+from midstream.runs.segments import result_name
 from midstream_extra.dser import Dser
 from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, panels

@@ -18,7 +18,6 @@ from midstream.core.agent import lessons_digest
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.settings import result_name
 from midstream.lessons.commit import History
 from midstream.lessons.editing import to_json
 from midstream.lessons.ledger import Ledger
@@ -29,6 +28,7 @@ from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
+from midstream.runs.segments import result_name
 from support.errors import coded, printed
 from support.learned import write_recipe, write_run
 from support.lesson_sets import marked

@@ -48,7 +48,6 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, evaluate_sets, reopen, task_digests
-from midstream.evaluation.settings import result_name
 from midstream.exports.write import export as export
 from midstream.interface.agents import AgentSpec
 from midstream.interface.results import Run, RunAgent
@@ -86,6 +85,7 @@ from midstream.report.progress import print_warnings, progress
 from midstream.rollout import Environment, rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig, parse_limits
+from midstream.runs.segments import result_name
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import tracked, trackers_of

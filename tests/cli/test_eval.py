@@ -14,11 +14,11 @@ from midstream.cli.main import main
 from midstream.core.metrics import EvaluationResult
 from midstream.engines.openai import settings as openai_settings
 from midstream.engines.openai.providers import price_of
-from midstream.evaluation.settings import result_name
 from midstream.recipe.inputs import recipe_changes, run_recipe
 from midstream.report.progress import Progress
 from midstream.runs import RunDirectory
 from midstream.runs.journal import Records
+from midstream.runs.segments import result_name
 from support.errors import coded, printed
 from support.question_server import RECIPE, QuestionServer
 

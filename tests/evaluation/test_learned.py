@@ -13,13 +13,13 @@ from midstream.core.errors import UsageError
 from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
 from midstream.evaluation.leakage import learned_tasks, record_learned
-from midstream.evaluation.settings import result_name
 from midstream.lessons.editing import to_json
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet
 from midstream.recipe.lessons import learned_keys
 from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
+from midstream.runs.segments import result_name
 from midstream.sources.questions import Fields, make_task
 from support.errors import coded
 from support.learned import write_recipe

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main as cli
-from midstream.evaluation.settings import result_name
 from midstream.report.lessons import read_lesson_run
 from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info
+from midstream.runs.segments import result_name
 from support import evaluations
 from support.lesson_runs import MadeUp, made_up, write_run
 from support.pages import found, keys, texts

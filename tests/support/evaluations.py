@@ -10,10 +10,10 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, Turn
 from midstream.evaluation.run import Summary
-from midstream.evaluation.settings import result_name
 from midstream.rollout import Group
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info
+from midstream.runs.segments import result_name
 
 Trials = Sequence[float | None]  # each trial's score; None: an infrastructure error
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
-from midstream.evaluation.settings import result_name
 from midstream.lessons.commit import UpdateRecord, Version
 from midstream.lessons.gate import ChangeRecord, Test
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet
@@ -21,6 +20,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, Entry
 from midstream.runs.info import collect_info
 from midstream.runs.journal import Journal
+from midstream.runs.segments import result_name
 from support.evaluations import evaluated
 
 ADVICE = (

@@ -16,9 +16,10 @@ from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
-from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, sampling_name
 from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, Group, rollout
+from midstream.runs.segments import result_name
 
 RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
 _REASONS = 3

@@ -12,7 +12,6 @@ from midstream.components.component import Component
 from midstream.components.tables import parse_strategy
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
-from midstream.runs.segments import result_name as result_name
 from midstream.tools.degraded import DegradedConfig
 
 OWN = "own"

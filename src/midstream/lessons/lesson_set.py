@@ -20,8 +20,8 @@ from midstream.components.own import portable
 from midstream.core.agent import Lessons, lessons_digest
 from midstream.core.data import Frozen
 from midstream.core.text import neutral
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 
-CHARACTERS_PER_TOKEN = 4  # the lesson set is rendered for models whose tokenizers it does not know
 # White space is folded first; the control characters and half surrogate pairs that are left could break a prompt.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 

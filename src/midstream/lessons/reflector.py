@@ -37,9 +37,10 @@ from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream.core.text import neutral, spoken, to_json
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Trajectory, Turn
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import CHARACTERS_PER_TOKEN, LessonOrigin, LessonSet, size
+from midstream.lessons.lesson_set import LessonOrigin, LessonSet, size
 from midstream.lessons.operations import Operation
 from midstream.lessons.replies import (
     MERGE_SCHEMA,

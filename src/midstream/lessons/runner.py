@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from midstream.core.agent import Lessons, lessons_digest
@@ -13,8 +13,7 @@ from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
-
-Report = Callable[[str], None]
+from midstream.runs.journal import Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -167,6 +167,8 @@ class LessonsSession(Session):
         pending = self.updates[-1].pending if self.updates else ()
         made = await self.lessons.update(step, before.lesson_set, pending, before.number + 1)
         self.committer.commit(made)
+        # An evaluation that was interrupted after an earlier update is not continued.
+        self.store.retain(lambda name, failed: False)
         self.listener(made.record.event)
         self.updates.append(made.record)
         if (why := made.record.no_contrast) and (step == 1 or made.record.tool_use.unreadable):

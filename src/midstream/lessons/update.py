@@ -39,12 +39,13 @@ from midstream.lessons.lesson_set import LessonSet, measured, proven, render_mod
 from midstream.lessons.operations import Guard, Operation, OperationOutcome, Rules, Similarity, applied, screened
 from midstream.lessons.reflector import Reflector
 from midstream.lessons.replies import Proposals
-from midstream.lessons.runner import Match, Report, Runner
+from midstream.lessons.runner import Match, Runner
 from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
 from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget, BudgetConfig
+from midstream.runs.journal import Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,9 +260,8 @@ class LessonLearner:
             groups: list[Group] = []
             lessons = await run_concurrently(self._write(step, task, lesson_set) for task in tasks)
         else:
-            progress = RunProgress(
-                step=step, steps=self.config.updates
-            )  # simulated and degraded tools; the gate has none
+            # Simulated and degraded tools follow the progress; the gate has none.
+            progress = RunProgress(step=step, steps=self.config.updates)
             runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
             groups = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
             lessons = await run_concurrently(self._study(step, group, lesson_set) for group in groups)

@@ -17,9 +17,10 @@ from midstream.lessons.gate import Test, Trial
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Effect, LessonSet, measured, proven, with_lessons
 from midstream.lessons.operations import Operation
-from midstream.lessons.runner import Match, Report, Runner
+from midstream.lessons.runner import Match, Runner
 from midstream.lessons.settings import GateConfig
 from midstream.rollout import Environment
+from midstream.runs.journal import Report
 
 
 class Validation(Frozen):

@@ -36,7 +36,7 @@ from midstream.core.tool import Tool
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
-from midstream.evaluation.settings import OWN, SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import OWN, SetConfig, sampling_name
 from midstream.gateway.server import Gateway
 from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
@@ -45,6 +45,7 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables
 from midstream.rewards.own import FunctionReward
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
+from midstream.runs.segments import result_name
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.training.protocols import TrainableWorld

@@ -344,7 +344,7 @@ def _find_tool(reference: str, found: object, name: str) -> Tool:
         raise RecipeError(
             f"{reference} is neither a function nor a tool: {found!r:.100}",
             code="tool-invalid",
-            fix="name a typed function with a docstring, or an object with all of `core.protocols.Tool`: docs/tools.md",
+            fix="name a typed function with a docstring, or an object with all of `core.tool.Tool`: docs/tools.md",
         )
     if why := unusable_schema(found.parameters):
         raise RecipeError(

@@ -141,9 +141,8 @@ class LocalLearner:
     def optimizer_step(self, learning_rate: float) -> float:
         """Clip the gradient's norm, step, clear; returns the norm before clipping."""
         total: Any = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        norm = (
-            total.full_tensor() if hasattr(total, "full_tensor") else total
-        ).item()  # of weights divided among ranks
+        # Of weights divided among ranks, the norm is divided, too.
+        norm = (total.full_tensor() if hasattr(total, "full_tensor") else total).item()
         require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

@@ -306,27 +306,21 @@ class RankedLearner(LocalLearner):
 
 def _require_fit(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Refuse what cannot be divided among ranks, or not in this way."""
-    conflicts = {
-        "ddp": {"learner.masters = true": (config.masters, "DDP sums gradients in the type of the weights")},
-        "fsdp2": {
-            "engine type tiny": (
-                hasattr(model, "before_step"),
-                "its model redraws embeddings, which no rank has whole",
-            ),
-            f"learner.offload = {config.offload}": (
-                config.offload != "none",
-                "what FSDP2 divides stays on the devices",
-            ),
-        },
-    }
-    for what, (conflict, cause) in conflicts[config.parallel].items():
-        if conflict:
-            raise UnsupportedError(
-                f"{what} does not go with learner.parallel = {config.parallel}",
-                code="setting-conflict",
-                cause=cause,
-                fix=f"set learner.parallel = {'fsdp2' if config.parallel == 'ddp' else 'ddp'}, or train in one process",
-            )
+    if config.parallel == "ddp":
+        conflict = config.masters and ("learner.masters = true", "DDP sums gradients in the type of the weights")
+    elif hasattr(model, "before_step"):
+        conflict = "engine type tiny", "its model redraws embeddings, which no rank has whole"
+    else:
+        offload = f"learner.offload = {config.offload}", "what FSDP2 divides stays on the devices"
+        conflict = config.offload != "none" and offload
+    if conflict:
+        what, cause = conflict
+        raise UnsupportedError(
+            f"{what} does not go with learner.parallel = {config.parallel}",
+            code="setting-conflict",
+            cause=cause,
+            fix=f"set learner.parallel = {'fsdp2' if config.parallel == 'ddp' else 'ddp'}, or train in one process",
+        )
 
 
 def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:

@@ -29,9 +29,10 @@ from midstream.core.task import Task
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
-from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
+from midstream.runs.segments import result_name
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.protocols import Learner, Student
 from midstream.training.settings import TrainingConfig, WarmStartConfig
@@ -239,20 +240,19 @@ class TrainingSession(Session):
 
     async def finish(self) -> None:
         """Export the weights and evaluate them."""
-        steps = self.parts.training.steps
+        steps, policy = self.parts.training.steps, self.run_directory.policy_dir
         self._phase("exporting weights")
-        with storage_errors(self.run_directory.policy_dir):
-            self.parts.learner.export_weights(self.run_directory.policy_dir)
-            self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
+        with storage_errors(policy):
+            self.parts.learner.export_weights(policy)
+            self.parts.student.tokenizer.save_pretrained(policy)
         await self.parts.publish(steps)
         if self.parts.evaluation.at != "none":
             await self._evaluate(self.parts.evaluation, TRAINED, steps)
-        if (
-            self.run_directory.policy_dir / "adapter_config.json"
-        ).exists():  # in place of the empty form that peft writes
+        # In place of the empty form that peft writes.
+        if (policy / "adapter_config.json").exists():
             card = model_card(self.run_directory, self.parts.student.name)
-            with storage_errors(self.run_directory.policy_dir):
-                (self.run_directory.policy_dir / "README.md").write_text(card, encoding="utf-8")
+            with storage_errors(policy):
+                (policy / "README.md").write_text(card, encoding="utf-8")
 
     async def _evaluate_due(self) -> None:
         """Evaluate what is due after the last step."""
