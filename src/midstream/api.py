@@ -694,11 +694,12 @@ def compare(first: Run | RunDirectory | Place, *others: Run | RunDirectory | Pla
 
 
 @allow_event_loop
-def try_training(recipe: Recipe) -> RecipeTrial:
+def try_training(recipe: Recipe | str) -> RecipeTrial:
     """Play some tasks and make one step of a recipe, which is thrown away, to see if training can work.
 
     Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.
     """
+    recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
     if recipe.training is None or recipe.training.algorithm != "flow_grpo" or recipe.warm_start is not None:
         raise UsageError(
             f"recipe {recipe.name!r} has no reinforcement of a pretrained model to try",

@@ -217,7 +217,7 @@ def _engine_lines(
         lines.append(
             f"  WARNING: that does not fit a card of {card // GIB} GB; lower learner.chunk_tokens or max_tokens"
             if taken > card
-            else f"  {_gb(card - taken)}  of {card // GIB} GB left for a server: --gpu-memory-utilization {share:.2f}"
+            else f"  {_gb(card - taken)}  of {card // GIB} GB left for a server: --gpu-memory-utilization {share:.2f} at most"
         )
     return lines
 
