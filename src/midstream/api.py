@@ -195,7 +195,7 @@ def solve(
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
     changes = changes_in(AgentChanges, options)
-    recipe = agent_recipe(_opened(agent, changes)[0], **changes)
+    recipe = agent_recipe(opened(agent, changes)[0], **changes)
     if any(engine.config.needs_world for engine in recipe.engines.values()):
         with Build(recipe) as build:  # a model whose vocabulary is its world's
             if isinstance(build.source, TrainableWorld):
@@ -227,7 +227,7 @@ def answering(
     answer each request as it comes, so that questions may come at any time; a strategy is refused.
     """
     changes, listener = changes_in(AgentChanges, options), options.get("listener") or print_warnings
-    source, run, step = _opened(agent, changes)
+    source, run, step = opened(agent, changes)
     recipe = recipe or agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
@@ -295,7 +295,7 @@ def evaluate(
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
     changes = changes_in(EvaluationChanges, options)
-    source, trained, step = _opened(agent, changes)
+    source, trained, step = opened(agent, changes)
     if tasks is not None:
         counted = {} if tasks.count is None else {"count": tasks.count}
         changes["sets"] = [{"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen, **counted}]
@@ -350,12 +350,12 @@ def _evaluate_in(
     trackers = trackers_of(options.get("track", ()))
     trained = RunDirectory.open(Path(asked.run)) if asked.run else None
     adapters = (trained.root if trained else root) / "adapters" / "asked"
-    with ExitStack() as opened:
-        listener = opened.enter_context(_listening(options))
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listening(options))
         process.emit_loads(recipe, root, listener, learns=trained is not None)
         asks: WorkOptions = {"record": asked.record, "replay": asked.replay}
         build = process.build_for(recipe, asks, adapters=adapters, unsafe=asked.unsafe, kept=root / "strategy")
-        run_coroutine = opened.enter_context(event_loop(build))
+        run_coroutine = stack.enter_context(event_loop(build))
         # All tasks are drawn, and everything is built, before the directory is created.
         require_sets(recipe)
         evaluations = list(
@@ -369,7 +369,7 @@ def _evaluate_in(
         process.require_keys(build)
         run_coroutine(try_rewards(build))
         tasks = task_digests(evaluations)
-        opened.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
+        stack.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None
         if trained is not None:
             step = process.load_weights(build, trained, run_coroutine, step=asked.step)
@@ -390,11 +390,11 @@ def _evaluate_in(
             for reason, count in left_out.items():
                 listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
         store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        opened.enter_context(begun.lock())
-        listener = opened.enter_context(tracked(begun, trackers, listener))
-        opened.enter_context(process.status_on_failure(begun))
-        opened.enter_context(process.open_budget(begun, build.budget))
-        opened.enter_context(closing(store))
+        stack.enter_context(begun.lock())
+        listener = stack.enter_context(tracked(begun, trackers, listener))
+        stack.enter_context(process.status_on_failure(begun))
+        stack.enter_context(process.open_budget(begun, build.budget))
+        stack.enter_context(closing(store))
         # A crash may have left trajectories in the journal of sets whose numbers are written.
         done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
         if done:
@@ -691,11 +691,12 @@ def compare(first: Run | RunDirectory | Place, *others: Run | RunDirectory | Pla
 
 
 @allow_event_loop
-def try_training(recipe: Recipe) -> RecipeTrial:
+def try_training(recipe: Recipe | str) -> RecipeTrial:
     """Play some tasks and make one step of a recipe, which is thrown away, to see if training can work.
 
     Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.
     """
+    recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
     if recipe.training is None or recipe.training.algorithm != "flow_grpo" or recipe.warm_start is not None:
         raise UsageError(
             f"recipe {recipe.name!r} has no reinforcement of a pretrained model to try",
@@ -799,40 +800,33 @@ def _source(agent: AnyAgent) -> Source:
     )
 
 
-def _opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory | None, int | None]:
+def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory | None, int | None]:
     """The agent's recipe, the run if it is one, and the step of `RUN@STEP`.
 
-    The version in `RUN@VERSION` of a lesson run becomes the lesson set in `changes`.
+    The version in `RUN@VERSION` of a lesson run becomes the lesson set in `changes`. Raises `RunError` for an
+    evaluation.
     """
     source = _source(agent)
     if not isinstance(source, str):
         return source, source if isinstance(source, RunDirectory) else None, None
-    run, number = trained_run(source), split(source)[1]
-    if run is not None and number is not None and run.info().kind == "lessons":
-        changes.setdefault("lessons", source)
-        number = None
-    return run or source, run, number
-
-
-def trained_run(target: str | Path) -> RunDirectory | None:
-    """The training or lesson run at `target`, which may be `RUN@STEP`; None for a recipe.
-
-    Raises `RunError` if an evaluation is there.
-    """
-    path, _ = split(target)
+    path, number = split(source)
     text = str(path)
     is_recipe = text.endswith(".toml") or text in shipped_recipes()
     is_recipe |= own.is_reference(text) and not path.exists()  # "agents/mine.py:solve"
     if not (path / "run.json").exists() and (is_recipe or not (os.sep in text or path.is_dir())):
-        return None
+        return source, None, None
     run = RunDirectory.open(path)
-    if run.info().kind == "evaluation":
+    kind = run.info().kind
+    if kind == "evaluation":
         raise RunError(
             f"{path} holds an evaluation, which cannot be evaluated",
             code="wrong-kind-of-run",
             fix=f"name a training or lesson run, or a recipe; midstream show {path} shows this one",
         )
-    return run
+    if kind == "lessons" and number is not None:
+        changes.setdefault("lessons", source)
+        number = None
+    return run, run, number
 
 
 _naming = threading.Lock()

@@ -297,9 +297,9 @@ REFUSED = {
     "several trajectories": (["show", "RUN", "train-"], "trajectory-ambiguous", "train-", ""),
     "an engine that is no name": (
         ["train", "RECIPE", "--set", "agent.planner.engine=[1]"],
-        "unknown-engine",
+        "recipe-invalid",
         "engine = [1]",
-        "[engines]",
+        "known keys",
     ),
     "impossible sampling": (
         ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"],
@@ -344,7 +344,6 @@ REFUSED = {
     "a directory without a run": (["eval", "TMP"], "not-a-run", "run.json", "--out"),
     "an empty directory name": (["train", "TMP/ten.toml", "--out="], "empty-value", "--out", "leave the option out"),
     "a file as a run": (["eval", "RUN", "--out", "TMP/bare/run.json"], "directory-unusable", "run.json", "--out"),
-    "errors of a new evaluation": (["eval", "RUN", "--retry-errors"], "option-without-effect", "--retry-errors", ""),
     "a directory of questions": (["list", "benchmarks", "--file", "TMP"], "file-unreadable", "directory", "ls"),
     "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "not-a-run", "nowhere", ""),
 }

@@ -33,8 +33,8 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         changes = shared.changes(EvaluationChanges, options)
         trackers_of(options.track)  # refuses a wrong name
-        trained = api.trained_run(options.target)
-        return shared.dry_run(evaluation_recipe(trained or options.target, **changes), options, "eval")
+        source, *_ = api.opened(options.target, changes)
+        return shared.dry_run(evaluation_recipe(source, **changes), options, "eval")
     run = api.evaluate(
         options.target,
         out=options.out,

@@ -127,7 +127,6 @@ class ComponentConfig(Settings):
     sandboxed: ClassVar[bool] = False  # a tool that runs programs in the sandbox
     borrowed: ClassVar[bool] = False  # `build` returns an object that is not closed with the recipe's others
     teaches: ClassVar[str] = ""  # type of module that learns from its transcripts, by default its own
-    follows_lessons: ClassVar[bool] = False  # its transcripts follow the lessons in their prompts
     own_settings: ClassVar[tuple[str, ...]] = ()  # fields that are parameters of a user's function or class
 
     @property

@@ -73,7 +73,7 @@ def references(table: Mapping[str, object] | Iterable[object]) -> Iterator[str]:
     for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
         if isinstance(value, Mapping | list):
             yield from references(value)
-        elif key in ("type", "function") and is_reference(value):
+        elif key in ("type", "function") and isinstance(value, str) and is_reference(value):
             yield value
 
 

@@ -101,7 +101,7 @@ def _parse_parts(kind: Kind, tables: Mapping[str, object], where: str) -> Parts:
 
 def validate(
     model: type[ModelT],
-    table: Mapping[str, Any],
+    table: Mapping[str, object],
     where: str,
     tags: Mapping[str, type[BaseModel]] | None = None,
     *,

@@ -238,7 +238,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         return lessons_of(self.recipe.agent, self.resolved["agent"].get("lessons"))
 
     def environment(
-        self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None
+        self, *, planner: object = None, temperature: float | None = None, chosen: SetConfig | None = None
     ) -> rollout.Environment:
         """Agent, tools, engines and reward, as the recipe has them or as an evaluation set wants them.
 
@@ -395,7 +395,7 @@ def check_machine(build: Build) -> None:
     _check_machine(recipe, "")
 
 
-def _check_machine(value: Any, where: str) -> None:
+def _check_machine(value: object, where: str) -> None:
     if isinstance(value, Component):
         value = value.config
         with name_place(where):

@@ -157,12 +157,12 @@ def with_settings(table: Table, settings: Iterable[tuple[str, object]]) -> Table
     return reduce(merge, (change for _, change in changes), table)
 
 
-def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+def overrides_of(settings: Mapping[str, object]) -> list[str]:
     """Settings by their names as overrides: `{"training.steps": 50}` is "training.steps=50"."""
     return [f"{key}={_toml_value(value)}" for key, value in settings.items()]
 
 
-def each_setting(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+def each_setting(path: list[str], value: object) -> Iterator[tuple[list[str], Any]]:
     """The settings of a value with their paths: those of an inline table, its type first, or the value itself."""
     if not isinstance(value, dict) or not value:
         yield path, value
@@ -188,14 +188,14 @@ def merge(base: Table, changes: Table) -> Table:
     return merged
 
 
-def to_toml(table: Mapping[str, Any]) -> str:
+def to_toml(table: Mapping[str, object]) -> str:
     """Write a resolved recipe as TOML: plain values first, then tables; None is left out."""
     lines: list[str] = []
     _write_table(lines, table, ())
     return "\n".join(lines).strip() + "\n"
 
 
-def _write_table(lines: list[str], table: Mapping[str, Any], path: tuple[str, ...]) -> None:
+def _write_table(lines: list[str], table: Mapping[str, object], path: tuple[str, ...]) -> None:
     plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
     if path and (plain or not table):
         lines.append(f"\n[{'.'.join(map(_toml_key, path))}]")

@@ -213,11 +213,11 @@ def _engine_lines(
     if card is not None and config.device != "cpu":
         taken += _PROCESS_BYTES
         # Rounded down: a server that is promised too much fails at the first update, not at its start.
-        share = (card - taken) * 100 // card / 100
+        share, of = (card - taken) * 100 // card / 100, f"{card // GIB} GB"
         lines.append(
-            f"  WARNING: that does not fit a card of {card // GIB} GB; lower learner.chunk_tokens or max_tokens"
+            f"  WARNING: that does not fit a card of {of}; lower learner.chunk_tokens or max_tokens"
             if taken > card
-            else f"  {_gb(card - taken)}  of {card // GIB} GB left for a server: --gpu-memory-utilization {share:.2f}"
+            else f"  {_gb(card - taken)}  of {of} left for a server: --gpu-memory-utilization {share:.2f} at most"
         )
     return lines
 

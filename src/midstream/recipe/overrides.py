@@ -157,7 +157,7 @@ def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> R
     return recipe.model_copy(update={"evaluation": evaluation})
 
 
-def _names_sets(changes: Mapping[str, Any]) -> bool:
+def _names_sets(changes: Mapping[str, object]) -> bool:
     return any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
 
 

@@ -249,7 +249,7 @@ class Recipe(Settings):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-def parse_recipe(table: Mapping[str, Any]) -> Recipe:
+def parse_recipe(table: Mapping[str, object]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
     parsed = anchored(table, Path.cwd())
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
@@ -292,7 +292,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     return validate(Recipe, parsed, "", {**AGENTS, "own": OwnAgentConfig})
 
 
-def _compact(agent: Mapping[str, Any]) -> Table:
+def _compact(agent: Mapping[str, object]) -> Table:
     """The agent's table with compact modules where it has prompted ones, or none. A prompted one keeps its engine."""
     modules: Table = {}
     for name, kind in _COMPACT.items():

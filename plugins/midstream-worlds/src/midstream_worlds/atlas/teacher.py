@@ -208,7 +208,6 @@ class AtlasTeacherConfig(ComponentConfig):
     """
 
     teaches = "model"
-    follows_lessons = True
 
     share: float = Field(default=0.5, ge=0, le=1)
     clumsy: float = Field(default=0.3, ge=0, le=1)
