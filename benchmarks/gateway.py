@@ -42,8 +42,8 @@ from midstream.core.trajectory import Call, Usage
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway import chat_completions
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import AgentSession, SessionSettings
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.session import AgentSession
+from midstream.gateway.settings import ServeConfig, SessionSettings
 from support.flaky_server import Connection
 
 SESSION = 20  # requests of one session

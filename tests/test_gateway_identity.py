@@ -18,9 +18,9 @@ from midstream.core.engine import Engine
 from midstream.core.trajectory import Score
 from midstream.engines.local.engine import TransformersLocal
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import Outcome, SessionSettings
+from midstream.gateway.session import Outcome
 from midstream.gateway.session_agent import SessionAgent
-from midstream.gateway.settings import ServeConfig, ServedModel
+from midstream.gateway.settings import ServeConfig, ServedModel, SessionSettings
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of

@@ -24,8 +24,7 @@ from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.server import Gateway, now
-from midstream.gateway.session import SessionSettings
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
 from midstream.process import announce, budget_of, event_loop, open_budget, require_keys
 from midstream.recipe.build import Build

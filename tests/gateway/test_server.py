@@ -19,8 +19,8 @@ from midstream.components.agent_record import RunRecord
 from midstream.core.agent import RunContext
 from midstream.core.errors import UsageError
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import AgentSession, SessionSettings
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.session import AgentSession
+from midstream.gateway.settings import ServeConfig, SessionSettings
 from support.gateway_sessions import Model, ask, chat, client, open_session
 
 

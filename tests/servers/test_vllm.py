@@ -35,9 +35,8 @@ from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.server import adapter_name
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import SessionSettings
 from midstream.gateway.session_agent import GIVEN, FunctionSessionAgent
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.runs import RunDirectory
 from midstream.tools.local_search import Document, LocalSearch
 from midstream_worlds.atlas.loop import solve

@@ -18,9 +18,9 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import AgentSession, SessionSettings
+from midstream.gateway.session import AgentSession
 from midstream.gateway.session_agent import CommandSettings
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.rollout import Environment, RolloutConfig, rollout
 
 

@@ -30,7 +30,6 @@ from midstream.core.task import Task
 from midstream.core.text import to_json
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
-from midstream.gateway.session_agent import own_session_agent
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
 # Stands for a request until it is answered.
@@ -213,6 +212,9 @@ def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
         made.dialogues = getattr(value, "dialogues", False)  # type: ignore[attr-defined]
         return made
     if "session" in parameters_of(reference, value):
+        # The gateway is loaded for agents of other programs only.
+        from midstream.gateway.session_agent import own_session_agent
+
         return own_session_agent(kind, reference, value)
     function = OwnFunction(kind, reference, value, GIVEN, f"a function that takes some of {', '.join(GIVEN)}")
     asks = "always" if "model" in function.takes else "optional"

@@ -23,8 +23,9 @@ from midstream.core.data import JsonObject, problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import AgentSession, Outcome, SessionSettings
+from midstream.gateway.session import AgentSession, Outcome
 from midstream.gateway.session_agent import Address, SessionAgent, gateway_of
+from midstream.gateway.settings import SessionSettings
 
 # Seconds that a caller is held for a free place; then it asks again.
 _WAIT_S = 30.0

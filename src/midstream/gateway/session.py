@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
-from midstream.components.agent_record import AgentSettings, Draft, RunRecord
+from midstream.components.agent_record import Draft, RunRecord
 from midstream.core.agent import RunContext
 from midstream.core.data import Frozen, problems_of
 from midstream.core.engine import LockstepEngine, Request
@@ -32,26 +32,10 @@ from midstream.core.trajectory import Action, Call, Command, Message, Observatio
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
-from midstream.gateway.settings import POLICY
+from midstream.gateway.settings import POLICY, SessionSettings
 
 # Characters.
 LONGEST_TEXT = 1 << 20
-
-
-class SessionSettings(AgentSettings):
-    """Settings of an agent of another program.
-
-    Attributes:
-        sampling: how the policy samples where its weights are trained, whatever the agent asks for
-        max_calls: requests of one run; the next is refused, and the run is scored
-        max_tokens: tokens that models write in one run, likewise
-        idle_s: seconds without a request after which the agent's run is an error
-    """
-
-    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
-    max_calls: int = Field(default=200, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    idle_s: float = Field(default=600.0, gt=0)
 
 
 class Outcome(Frozen):

@@ -42,8 +42,8 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.gateway.http import LOOPBACK
 from midstream.gateway.server import ADMIN_KEY, Gateway
-from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, SessionSettings, agent_failed
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, agent_failed
+from midstream.gateway.settings import ServeConfig, SessionSettings
 
 GIVEN = ("task", "session", "question", "tools")
 # Of what a command prints: for its error.

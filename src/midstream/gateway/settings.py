@@ -1,4 +1,4 @@
-"""Settings of `[serve]`: which model answers under which name, and where the gateway listens."""
+"""Settings of `[serve]`, which models answer under which name and where, and of agents of other programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from midstream.components.agent_record import AgentSettings
 from midstream.core.data import Settings
+from midstream.core.trajectory import Sampling
 
 # The name of the model that is trained, unless [serve.models] has others.
 POLICY = "policy"
@@ -48,3 +50,19 @@ class ServeConfig(Settings):
         if len({model.engine for model in models.values() if model.train}) > 1:
             raise ValueError("the names with train = true have different engines, and one set of weights is trained")
         return models
+
+
+class SessionSettings(AgentSettings):
+    """Settings of an agent of another program.
+
+    Attributes:
+        sampling: how the policy samples where its weights are trained, whatever the agent asks for
+        max_calls: requests of one run; the next is refused, and the run is scored
+        max_tokens: tokens that models write in one run, likewise
+        idle_s: seconds without a request after which the agent's run is an error
+    """
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
+    max_calls: int = Field(default=200, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    idle_s: float = Field(default=600.0, gt=0)

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -37,7 +37,6 @@ from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
-from midstream.gateway.server import Gateway
 from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
 from midstream.recipe.lessons import lessons_of
@@ -49,6 +48,9 @@ from midstream.runs.segments import result_name
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.training.protocols import TrainableWorld
+
+if TYPE_CHECKING:
+    from midstream.gateway.server import Gateway
 
 _INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
@@ -89,8 +91,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     opened: list[Any] = field(default_factory=list)  # to be closed
 
     def __post_init__(self) -> None:
-        self.gateway = Gateway(self.recipe.serve)  # starts with its first session
-        self.opened.append(self.gateway)
         self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
@@ -98,6 +98,16 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         executor = self.recipe.modules.get("executor")
         self._program = executor.config.program if executor and isinstance(executor.config, ExecutorConfig) else None
         self.writes_code = self._program is not None and executor.config.mode == "code"  # type: ignore[union-attr]
+
+    @cached_property
+    def gateway(self) -> Gateway:
+        """The server that agents of other programs ask, which starts with its first session."""
+        from midstream.gateway.server import Gateway
+
+        gateway = Gateway(self.recipe.serve)
+        # First: it is closed last, after the engines.
+        self.opened.insert(0, gateway)
+        return gateway
 
     # -- where code of a model runs -----------------------------------------------------------------------------------
 

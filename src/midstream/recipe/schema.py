@@ -22,8 +22,7 @@ from midstream.core.data import Settings
 from midstream.core.seeds import Seed
 from midstream.core.stream_template import load_template
 from midstream.evaluation.settings import EvaluationConfig
-from midstream.gateway.session_agent import SessionSettings
-from midstream.gateway.settings import ServeConfig
+from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.settings import ROLES, FeedbackConfig, LessonsConfig
 from midstream.recipe.files import read_table, with_overrides
 from midstream.rollout import RolloutConfig

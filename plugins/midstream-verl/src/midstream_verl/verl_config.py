@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.errors import UnsupportedError
 from midstream.engines.local.settings import InProcessConfig, LocalModelConfig
-from midstream.gateway.session_agent import SessionSettings
+from midstream.gateway.settings import SessionSettings
 from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig, TrainingConfig
 from midstream_verl import RUN
