@@ -187,7 +187,7 @@ def _parsed(
         table = run_table(source)
         table.pop("budget", None)  # its limits were the run's own
     else:
-        table = read_table(source) if isinstance(source, str) else merge({}, source)
+        table = read_table(source) if isinstance(source, str) else deepcopy(source)
     if (lessons := changes.get("lessons")) is not None:
         table = merge(table, {"agent": {"lessons": lessons}})
     if (seed := changes.get("seed")) is not None:
@@ -280,12 +280,12 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
     """Put sets, trials and temperature in [evaluation]."""
-    settings = table["evaluation"] = dict(table.get("evaluation", {}))
+    settings = table.setdefault("evaluation", {})
     sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
-    sets += changes.get("sets", ())
-    settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
+    sets += map(dict, changes.get("sets", ()))
+    settings["sets"] = sets = sets or settings.get("sets", [])
     for chosen in sets:
         if (count := changes.get("count")) is not None:
             chosen.pop("per_family", None)
@@ -405,8 +405,6 @@ def _set_local(table: Table, local: Table, name: str) -> str:
     The trained policy's engine keeps its other settings. The engines of other modules become its `reference`: it has
     the same weights, and is not trained. `name`: the engine of the modules that are not from a run, if one is.
     """
-    # The table may share its parts with the caller's.
-    table |= deepcopy({key: table[key] for key in ("agent", "engines", "training") if table.get(key)})
     agent, engines, training = table.get("agent", {}), table.setdefault("engines", {}), table.get("training") or {}
     modules = [agent.get(module, agent) for module in modules_of(agent_type(agent))]
     if not name and "weights" in training:
