@@ -203,10 +203,8 @@ def _parsed(
         table = with_tasks(table, _own_tasks(tasks))
     if (reward := changes.get("reward")) is not None:
         table["reward"] = _reward_table(table, reward)
-    if _names_sets(changes):  # the recipe's temperatures are for its sets
-        table = merge(table, {"evaluation": {}})
-        if table["evaluation"].get("temperatures") != [OWN]:
-            table["evaluation"].pop("temperatures", None)
+    if _names_sets(changes) and table.get("evaluation", {}).get("temperatures") != [OWN]:
+        table.get("evaluation", {}).pop("temperatures", None)  # they are for the recipe's sets
     if (strategy := changes.get("strategy")) is not None:
         table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
@@ -281,7 +279,10 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
     """Put sets, trials and temperature in [evaluation]."""
     settings = table.setdefault("evaluation", {})
-    sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
+    sets: list[Table] = []
+    for name, sign, path in (text.partition("=") for text in changes.get("benchmarks", ())):
+        file = {"file": os.path.abspath(path)} if sign else {}
+        sets.append({"name": name, "tasks": {"type": "benchmark", "name": name, **file}})
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
     sets += map(dict, changes.get("sets", ()))
@@ -294,13 +295,6 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         settings["trials"] = trials
     if (temperature := changes.get("temperature")) is not None:
         settings["temperatures"] = [temperature]
-
-
-def _benchmark_set(text: str) -> Table:
-    """The set of `NAME` or `NAME=FILE`."""
-    name, sign, path = text.partition("=")
-    source = {"type": "benchmark", "name": name}
-    return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
 
 def with_tasks(table: Table, source: Table) -> Table:
