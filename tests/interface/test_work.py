@@ -187,6 +187,12 @@ def test_changed_tools_are_tables_of_the_recipe():
     assert table["degraded"] == {name: {"error": 0.5, "noise": 0.1} for name in table["tools"]}
 
 
+def test_a_question_leaves_its_agent_as_it_is(agent):
+    before = agent.table()
+    ms.solve(agent, "How many words has 'a b'?")
+    assert agent.table() == before
+
+
 def test_a_command_and_objects_are_tables_that_name_them():
     class Scripted(ms.Engine):
         name = "scripted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.text import html_table
 from midstream.core.tool import Tool
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.recipe.files import merge, read_table, with_settings
+from midstream.recipe.files import read_table, with_settings
 from midstream.recipe.overrides import LOCAL, chosen_tools, local_engine
 
 
@@ -67,7 +68,7 @@ class AgentSpec:
 
     def table(self) -> Table:
         """The recipe's table of this agent."""
-        return merge({}, self._table)
+        return deepcopy(self._table)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(f'{key} {value}' for key, value in self._rows().items())}>"

@@ -187,7 +187,7 @@ def _parsed(
         table = run_table(source)
         table.pop("budget", None)  # its limits were the run's own
     else:
-        table = read_table(source) if isinstance(source, str) else merge({}, source)
+        table = read_table(source) if isinstance(source, str) else deepcopy(source)
     if (lessons := changes.get("lessons")) is not None:
         table = merge(table, {"agent": {"lessons": lessons}})
     if (seed := changes.get("seed")) is not None:
@@ -203,10 +203,8 @@ def _parsed(
         table = with_tasks(table, _own_tasks(tasks))
     if (reward := changes.get("reward")) is not None:
         table["reward"] = _reward_table(table, reward)
-    if _names_sets(changes):  # the recipe's temperatures are for its sets
-        table = merge(table, {"evaluation": {}})
-        if table["evaluation"].get("temperatures") != [OWN]:
-            table["evaluation"].pop("temperatures", None)
+    if _names_sets(changes) and table.get("evaluation", {}).get("temperatures") != [OWN]:
+        table.get("evaluation", {}).pop("temperatures", None)  # they are for the recipe's sets
     if (strategy := changes.get("strategy")) is not None:
         table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
@@ -280,12 +278,15 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
     """Put sets, trials and temperature in [evaluation]."""
-    settings = table["evaluation"] = dict(table.get("evaluation", {}))
-    sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
+    settings = table.setdefault("evaluation", {})
+    sets: list[Table] = []
+    for name, sign, path in (text.partition("=") for text in changes.get("benchmarks", ())):
+        file = {"file": os.path.abspath(path)} if sign else {}
+        sets.append({"name": name, "tasks": {"type": "benchmark", "name": name, **file}})
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
-    sets += changes.get("sets", ())
-    settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
+    sets += map(dict, changes.get("sets", ()))
+    settings["sets"] = sets = sets or settings.get("sets", [])
     for chosen in sets:
         if (count := changes.get("count")) is not None:
             chosen.pop("per_family", None)
@@ -294,13 +295,6 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         settings["trials"] = trials
     if (temperature := changes.get("temperature")) is not None:
         settings["temperatures"] = [temperature]
-
-
-def _benchmark_set(text: str) -> Table:
-    """The set of `NAME` or `NAME=FILE`."""
-    name, sign, path = text.partition("=")
-    source = {"type": "benchmark", "name": name}
-    return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
 
 def with_tasks(table: Table, source: Table) -> Table:
@@ -405,8 +399,6 @@ def _set_local(table: Table, local: Table, name: str) -> str:
     The trained policy's engine keeps its other settings. The engines of other modules become its `reference`: it has
     the same weights, and is not trained. `name`: the engine of the modules that are not from a run, if one is.
     """
-    # The table may share its parts with the caller's.
-    table |= deepcopy({key: table[key] for key in ("agent", "engines", "training") if table.get(key)})
     agent, engines, training = table.get("agent", {}), table.setdefault("engines", {}), table.get("training") or {}
     modules = [agent.get(module, agent) for module in modules_of(agent_type(agent))]
     if not name and "weights" in training:
