@@ -34,7 +34,7 @@ MOST = {
     "commands": 16,
     "options": 52,
     "settings": 334,
-    "percent of the lines that a Flow-GRPO run loads": 63.2,
+    "percent of the lines that a Flow-GRPO run loads": 57.0,
     "climbs from recipe to objects": 3,
 }
 

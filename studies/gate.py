@@ -29,8 +29,8 @@ from midstream.lessons.ledger import Ledger
 from midstream.lessons.operations import Operation
 from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
+from midstream.recipe.lesson_sessions import lessons_parts_of
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.sessions import lessons_parts_of
 from midstream.report.draw import plain_table
 from midstream.report.numbers import percent
 from midstream.runs.budget import Budget, BudgetConfig

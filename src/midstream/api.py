@@ -52,18 +52,13 @@ from midstream.exports.write import export as export
 from midstream.interface.agents import AgentSpec
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
-from midstream.lessons.commit import read_updates
-from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import LessonSet, identity, render_modules
-from midstream.lessons.similarity import leak_guard
-from midstream.lessons.validation import Validation
-from midstream.lessons.validation import validate as measure_lessons
+from midstream.lessons.lesson_set import split
 from midstream.process import Place, RunCoroutine, RunOptions, WorkOptions, allow_event_loop, event_loop, make_async
 from midstream.recipe import inputs
 from midstream.recipe.build import Build, try_rewards
 from midstream.recipe.check import is_dialogues, set_reward
 from midstream.recipe.files import merge, parse_override, read_table, shipped_recipes, with_settings
-from midstream.recipe.lessons import check_shown, editable_lessons, learned_keys, split
+from midstream.recipe.lessons import check_shown, learned_keys
 from midstream.recipe.overrides import (
     AgentChanges,
     EvaluationChanges,
@@ -78,7 +73,7 @@ from midstream.recipe.overrides import (
 )
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.serving import served
-from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of, validation_settings
+from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of
 from midstream.report import comparison
 from midstream.report.comparison import Comparison
 from midstream.report.progress import print_warnings, progress
@@ -94,6 +89,8 @@ from midstream.training.settings import TrainingConfig
 from midstream.view.bundle import AT_END, write_report
 
 if TYPE_CHECKING:
+    from midstream.lessons.lesson_set import LessonSet
+    from midstream.lessons.validation import Validation
     from midstream.training.trial import RecipeTrial
 
 P = ParamSpec("P")
@@ -600,7 +597,12 @@ def _learn_in(
                 served(recipe, listener),
             ):
                 ended = run_coroutine(make_session(run, listener).run())
-                run.set_status("finished", ended, step=len(read_updates(run)) if recipe.lessons else None)
+                step = None
+                if recipe.lessons is not None:
+                    from midstream.lessons.commit import read_updates
+
+                    step = len(read_updates(run))
+                run.set_status("finished", ended, step=step)
                 write_report(run, most=AT_END)  # which shows the state, too
     return Run(run)
 
@@ -738,6 +740,14 @@ def validate_lessons(
         unsafe: run code that a model writes without a sandbox.
         options: see above.
     """
+    # Only what learns or tests lessons needs these.
+    from midstream.lessons.access import editable_lessons
+    from midstream.lessons.ledger import Ledger
+    from midstream.lessons.lesson_set import identity, render_modules
+    from midstream.lessons.similarity import leak_guard
+    from midstream.lessons.validation import validate as measure_lessons
+    from midstream.recipe.lesson_sessions import validation_settings
+
     listener = options.get("listener") or print_warnings
     with editable_lessons(named) as place:
         chosen = validation_recipe(place, recipe, **changes_in(LearningChanges, options))

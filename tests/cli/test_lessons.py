@@ -13,11 +13,11 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.agent import lessons_digest
 from midstream.core.errors import UsageError
+from midstream.lessons.access import editable_lessons, history, read
 from midstream.lessons.commit import History
 from midstream.lessons.editing import to_draft, to_json
 from midstream.lessons.lesson_set import Bundle, Effect, Lesson, LessonSet, identity, proven, render_modules
 from midstream.recipe.check import check
-from midstream.recipe.lessons import editable_lessons, history, read
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream_worlds.simulated import SimulatedEngine

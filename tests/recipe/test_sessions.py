@@ -14,8 +14,9 @@ from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.files import to_toml
+from midstream.recipe.lesson_sessions import lessons_parts_of
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.sessions import check_work, lessons_parts_of
+from midstream.recipe.sessions import check_work
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, BudgetedEngine
 from midstream.runs.info import collect_info

@@ -18,8 +18,8 @@ from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.lessons.session import LessonsSession
 from midstream.recipe.build import Build
 from midstream.recipe.files import to_toml
+from midstream.recipe.lesson_sessions import lessons_parts_of
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.sessions import lessons_parts_of
 from midstream.runs import Journal, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info

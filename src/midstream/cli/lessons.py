@@ -19,28 +19,19 @@ from midstream.cli import options as shared
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
+from midstream.lessons.access import EditableLessons, cast_vote, editable_lessons, history, read, votes_path
 from midstream.lessons.commit import read_lessons
 from midstream.lessons.editing import edited, to_draft, to_json
 from midstream.lessons.feedback import read_votes
-from midstream.lessons.lesson_set import LessonSet, render_modules
+from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
 from midstream.lessons.settings import FeedbackConfig
 from midstream.recipe.check import check
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
-from midstream.recipe.lessons import (
-    EditableLessons,
-    cast_vote,
-    check_shown,
-    editable_lessons,
-    history,
-    read,
-    shows_lessons,
-    split,
-    votes_path,
-)
+from midstream.recipe.lesson_sessions import validation_settings
+from midstream.recipe.lessons import check_shown, shows_lessons
 from midstream.recipe.overrides import LearningChanges, validation_recipe
-from midstream.recipe.sessions import validation_settings
 from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import (

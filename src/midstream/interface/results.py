@@ -15,7 +15,6 @@ from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec
 from midstream.lessons.lesson_set import Lesson
 from midstream.recipe.inputs import run_table
-from midstream.recipe.lessons import read
 from midstream.report.draw import draw
 from midstream.report.numbers import dollars, number, percent
 from midstream.report.run import run_blocks
@@ -59,7 +58,11 @@ class Run:
     @property
     def lessons(self) -> list[Lesson]:
         """The lessons that a lesson run has learned, those in the prompts alone."""
-        return list(read(self.path).rendered) if self.directory.info().kind == "lessons" else []
+        if self.directory.info().kind != "lessons":
+            return []
+        from midstream.lessons.access import read
+
+        return list(read(self.path).rendered)
 
     @property
     def report(self) -> Path:

@@ -261,3 +261,11 @@ def _with_model(table: Table, engines: Table) -> dict[str, Any]:
     engine = engines[table["engine"]]
     model = {key: engine[key] for key in _MODEL if key in engine} if "model" in engine else dict(engine)
     return {**table, "engine": model}
+
+
+def split(named: str | Path) -> tuple[Path, int | None]:
+    """Split `RUN@VERSION` into path and version; any other path has no version."""
+    path, _, wanted = str(named).rpartition("@")
+    if Path(path).is_dir() and wanted.isdecimal() and not Path(named).exists():
+        return Path(path), int(wanted)
+    return Path(named), None

@@ -37,7 +37,6 @@ from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
-from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
@@ -299,6 +298,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         else:
             agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
         if self.recipe.agent.filter is not None:
+            from midstream.lessons.feedback import FilteredAgent
+
             agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         if self.budget is not None and not replaced:

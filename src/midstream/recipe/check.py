@@ -20,10 +20,8 @@ from midstream.core.source import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation.settings import SetConfig
-from midstream.lessons.feedback import read_votes
-from midstream.lessons.lesson_set import render_modules
 from midstream.lessons.settings import ROLES, LessonsConfig
-from midstream.recipe.lessons import check_shown, lessons_of, pinned, read
+from midstream.recipe.lessons import check_shown, lessons_of, pinned
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt
 
@@ -71,12 +69,17 @@ def _resolved(recipe: Recipe) -> Table:
         resolved["agent"]["lessons"] = place = pinned(agent.lessons)
         lessons_of(agent, place)  # raises if a module shows none
     if agent.filter is not None:
+        from midstream.lessons.feedback import read_votes
+
         read_votes(agent.filter.votes)  # raises: a filter without votes holds nothing back
         resolved["agent"]["filter"]["votes"] = os.path.abspath(agent.filter.votes)
     lessons = recipe.lessons
     if lessons is not None and lessons.feedback is not None:  # a run that is resumed elsewhere votes in the same file
         resolved["lessons"]["feedback"]["votes"] = os.path.abspath(lessons.feedback.votes)
     if lessons is not None and lessons.start is not None:
+        from midstream.lessons.access import read
+        from midstream.lessons.lesson_set import render_modules
+
         resolved["lessons"]["start"] = place = pinned(lessons.start)
         check_shown(agent, render_modules(read(place)), f"lessons.start = {place!r}")
     return resolved

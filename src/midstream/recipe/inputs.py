@@ -15,7 +15,6 @@ from midstream.core.agent import lessons_digest
 from midstream.core.errors import RunError
 from midstream.core.text_file import parse_toml
 from midstream.evaluation.session import has_results
-from midstream.lessons.feedback import digest, read_votes
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.files import to_toml
@@ -106,6 +105,8 @@ def _votes_digest(recipe: Recipe) -> str:
     """The digest of the votes of `agent.filter`; "" without it, and for a lesson run that itself votes."""
     if recipe.agent.filter is None or (recipe.lessons and recipe.lessons.feedback):
         return ""
+    from midstream.lessons.feedback import digest, read_votes
+
     return digest(read_votes(recipe.agent.filter.votes))
 
 

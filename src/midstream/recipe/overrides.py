@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -24,11 +24,13 @@ from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues
 from midstream.recipe.files import merge, parse_override, read_table, with_settings
 from midstream.recipe.inputs import has_weights, run_table
-from midstream.recipe.lessons import EditableLessons
 from midstream.recipe.memory import shape_of
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.budget import parse_limits
+
+if TYPE_CHECKING:
+    from midstream.lessons.access import EditableLessons
 
 ChangesT = TypeVar("ChangesT")
 Source = str | RunDirectory | Table

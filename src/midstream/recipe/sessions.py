@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from midstream.components.component import Stage
 from midstream.core.engine import Engine
-from midstream.core.errors import RecipeError, UnsupportedError, name_place
+from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
 from midstream.evaluation.settings import SetConfig
-from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import LessonSet, identity
-from midstream.lessons.reflector import ROLES, Reflector
-from midstream.lessons.session import LessonsParts, LessonsSession, Prepare
-from midstream.lessons.settings import GateConfig, LessonsConfig
 from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import (
     in_process,
@@ -29,12 +24,11 @@ from midstream.recipe.check import (
     teacher,
 )
 from midstream.recipe.estimate import on_hub
-from midstream.recipe.lessons import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
 from midstream.training.protocols import TrainableWorld
-from midstream.training.settings import TrainingConfig, WarmStartConfig
+from midstream.training.settings import TrainingConfig
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
@@ -50,6 +44,10 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
     """
     refuse_strategy(build.recipe)
     if build.recipe.lessons is not None:
+        # A training run needs none of it.
+        from midstream.lessons.session import LessonsSession
+        from midstream.recipe.lesson_sessions import lessons_parts_of
+
         return partial(LessonsSession, lessons_parts_of(build))
     parts = parts_of(build)
     from midstream.training.session import TrainingSession  # needs torch, which `parts_of` has checked
@@ -110,7 +108,10 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     elif on_hub(build.source):
         return ["tasks", *names]
     elif recipe.lessons is not None:
-        _draw_lesson_tasks(build, recipe.lessons, here)
+        from midstream.lessons.access import read
+        from midstream.recipe.lesson_sessions import draw_lesson_tasks
+
+        draw_lesson_tasks(build, recipe.lessons, here)
         if recipe.lessons.start:
             read(recipe.lessons.start)
     else:
@@ -146,7 +147,7 @@ def refuse_strategy(recipe: Recipe) -> None:
 def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
     """Check what needs no model, and draw all tasks that the run will need, with those of the `sets`."""
     recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
-    _require_sandbox(build)
+    require_sandbox(build)
     if training is None:
         raise RecipeError(
             f"recipe {recipe.name!r} trains nothing: it has no [training] and no [lessons] table",
@@ -178,7 +179,8 @@ def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
     return training
 
 
-def _require_sandbox(build: Build) -> None:
+def require_sandbox(build: Build) -> None:
+    """Check the sandbox of a recipe that runs code. Raises `MidstreamError`."""
     if build.runs_code and build.sandbox.tier == "unsafe":
         raise UnsupportedError(
             f"recipe {build.recipe.name!r} would learn from thousands of unread programs without a sandbox",
@@ -226,66 +228,6 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
         )
 
 
-def lessons_parts_of(build: Build) -> LessonsParts:
-    """The parts of a lesson session; `build.budget` is set. Raises `RecipeError` or `UnsupportedError`."""
-    recipe, config, budget = build.recipe, build.recipe.lessons, build.budget
-    assert config is not None
-    assert budget is not None
-    tasks, validation = _draw_lesson_tasks(build, config, recipe.evaluation.sets)
-    _, validation_set = validation_settings(recipe)
-    return LessonsParts(
-        seed=recipe.seed,
-        tasks=tasks,
-        validation=validation,
-        validation_set=validation_set,
-        set_tasks=build.set_tasks,
-        make_environment=build.environment,
-        engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
-        start=read(config.start) if config.start else LessonSet(),
-        identity=identity(build.resolved),
-        budget=budget,
-        prepare=_warm_start(build, recipe.warm_start) if recipe.warm_start else None,
-        lessons=config,
-        evaluation=recipe.evaluation,
-    )
-
-
-def _draw_lesson_tasks(build: Build, config: LessonsConfig, sets: Sequence[SetConfig]) -> tuple[list[Task], list[Task]]:
-    """The tasks to learn from and those of the gate, with all checked that needs no model, the `sets` too."""
-    recipe = build.recipe
-    _require_sandbox(build)
-    Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
-    _, validation_set = validation_settings(recipe)
-    with name_place("lessons.gate.tasks"):
-        validation = build.set_tasks(validation_set) if config.gate.enabled else []
-    # Where validation is of the same split, its questions are left out.
-    shared = validation_set.tasks is None and validation_set.split == "train"
-    excluded = {same_question(task.question) for task in validation} if shared else set[str]()
-    with name_place("lessons.tasks"):
-        count = config.tasks + len(excluded)
-        drawn = build.source.fixed("train", seed=recipe.seed, families=config.families, count=count)
-        tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
-        if len(tasks) < config.tasks:
-            raise RecipeError(
-                f"lessons.tasks = {config.tasks}, and {len(tasks)} are left besides the gate's, of the same split",
-                code="too-few-tasks",
-                fix="give the gate a split of its own in evaluation.validation, or lower one of the two",
-            )
-        require_scored(build, recipe.reward, tasks)
-    evaluated = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
-    require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **evaluated})
-    return tasks, validation
-
-
-def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
-    """The gate, by default for a recipe without [lessons], and its tasks: some of the validation set's source."""
-    refuse_strategy(recipe)
-    lessons, validation = recipe.lessons, recipe.evaluation.validation
-    gate = lessons.gate if lessons else GateConfig()
-    families = (lessons and lessons.families) or validation.families
-    return gate, validation.model_copy(update={"count": gate.tasks, "per_family": None, "families": families})
-
-
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:
     """Check that no two sets share a question, other than two that are only evaluated."""
     questions = {name: {same_question(task.question): task.id for task in tasks} for name, tasks in sets.items()}
@@ -300,28 +242,3 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
                 code="tasks-overlap",
                 fix="take them from different splits, or with other seeds or families",
             )
-
-
-def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
-    """A function that gives the planner the weights with which a training run of this recipe starts, once a run."""
-    check_warm_start(build)
-
-    async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
-        from midstream.training.supervised import warm_start
-
-        if run.checkpoints.load_latest(build.policy.learner.load) is None:
-            await warm_start(
-                config,
-                learner=build.policy.learner,
-                student=build.policy.student(),
-                source=build.source,
-                make_environment=build.environment,
-                teacher=teacher(build.recipe),
-                validation=build.set_tasks(build.recipe.evaluation.validation),
-                seed=build.recipe.warm_seed,
-                report=report,
-            )
-            run.checkpoints.save(0, build.policy.learner.save)
-        await build.policy.publish(0)
-
-    return prepare

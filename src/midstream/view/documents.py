@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.trajectory import Trajectory
-from midstream.lessons.commit import read_updates
 from midstream.report.blocks import Block
 from midstream.report.comparison import compare, comparison_page
 from midstream.report.evaluation import where
@@ -45,7 +44,7 @@ from midstream.view.parts import (
     of_task,
     trajectory_at,
 )
-from midstream.view.runs import Runs, cursor_of, not_files
+from midstream.view.runs import Runs, cursor_of, not_files, updates_of
 
 PAGE = 100  # entries of a list, unless a number is asked for
 TURNS = 50  # turns of a trajectory
@@ -286,7 +285,7 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[Block]:
     found: list[Block] = []
     metrics = run.metrics.read(skip_damage)
     steps = {step.step: (step.reward_mean, step.trajectories, step.trajectories_error) for step in metrics}
-    steps |= {update.step: (update.mean_reward, 0, len(update.failed)) for update in read_updates(run, skip_damage)}
+    steps |= {update.step: (update.mean_reward, 0, len(update.failed)) for update in updates_of(run)}
     for step in run.trajectories.steps():
         mean, count, errors = steps.get(step, (None, 0, 0))
         name = f"step-{step:06d}"

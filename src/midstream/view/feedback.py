@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from midstream.core.errors import MidstreamError, UsageError
-from midstream.gateway.forms import FormError
-from midstream.lessons.feedback import read_votes
-from midstream.recipe.lessons import cast_vote, find_lesson, votes_path
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import add_feedback, read_feedback
 from midstream.view.entries import entries
@@ -27,6 +24,9 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
     A vote or note that is left out stays as it was. `part` is that of the trajectory. Raises `FormError` for a body of
     another form, and `UsageError` without the trajectory or lesson.
     """
+    from midstream.gateway.forms import FormError
+    from midstream.lessons.access import cast_vote, find_lesson
+
     known = {"part", "id", "lesson", "vote", "note"}
     if not isinstance(body, dict) or not set(body) <= known or not all(isinstance(text, str) for text in body.values()):
         raise FormError("body-invalid", f"feedback is an object of texts, of {', '.join(sorted(known))}", None)
@@ -60,6 +60,12 @@ def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
     found = {
         entry.lesson: {"vote": "", "note": entry.note} for entry in read_feedback(run.root).values() if entry.lesson
     }
+    if run.info().kind != "lessons":
+        return found
+    # A page of a training run is written without this.
+    from midstream.lessons.access import votes_path
+    from midstream.lessons.feedback import read_votes
+
     try:
         votes = read_votes(votes_path(str(run.root), None))
     except MidstreamError:  # nobody has voted yet

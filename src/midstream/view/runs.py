@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.lessons.commit import read_updates
 from midstream.report.blocks import Block
 from midstream.report.evaluation import comparisons
 from midstream.report.numbers import buckets
@@ -29,6 +29,9 @@ from midstream.runs.feedback import NAME
 from midstream.runs.journal import skip_damage
 from midstream.runs.lock import is_locked
 from midstream.view.parts import Kept
+
+if TYPE_CHECKING:
+    from midstream.lessons.commit import UpdateRecord
 
 _WATCHED = (
     "run.json", "recipe.toml", "status.json", "metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "updates.jsonl",
@@ -179,10 +182,19 @@ def _about(run: RunDirectory, damage: list[str]) -> Block:
     }
 
 
+def updates_of(run: RunDirectory) -> Sequence[UpdateRecord]:
+    """The updates of a lesson run; of another run, none."""
+    if run.info().kind != "lessons":
+        return ()
+    from midstream.lessons.commit import read_updates
+
+    return read_updates(run, skip_damage)
+
+
 def _numbers(run: RunDirectory, damage: list[str]) -> Block:
     """What the records of a run say."""
     status, evaluations = run.status(), run.evaluations.read(lambda error: damage.append(error.what))
-    metrics, updates = run.metrics.read(skip_damage), read_updates(run, skip_damage)
+    metrics, updates = run.metrics.read(skip_damage), updates_of(run)
     rewards = [step.reward_mean for step in metrics] + [update.mean_reward for update in updates]
     lost = [step.trajectories_error for step in metrics] + [len(update.failed) for update in updates]
     learning = updates[-1].spent.cost_usd if updates else 0.0
