@@ -60,7 +60,7 @@ def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
     found = {
         entry.lesson: {"vote": "", "note": entry.note} for entry in read_feedback(run.root).values() if entry.lesson
     }
-    if run.info().kind != "lessons":
+    if not run.lessons_dir.exists():
         return found
     # A page of a training run is written without this.
     from midstream.lessons.access import votes_path

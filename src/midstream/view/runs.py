@@ -184,7 +184,7 @@ def _about(run: RunDirectory, damage: list[str]) -> Block:
 
 def updates_of(run: RunDirectory) -> Sequence[UpdateRecord]:
     """The updates of a lesson run; of another run, none."""
-    if run.info().kind != "lessons":
+    if not run.updates_path.exists():
         return ()
     from midstream.lessons.commit import read_updates
 
