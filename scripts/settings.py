@@ -49,6 +49,7 @@ from midstream.training.losses import PolicyLoss
 from midstream_web.api import WebApiConfig
 from midstream_web.reading import EmbeddingsConfig, ReadingConfig
 
+GROUP = "midstream.components"
 ROOT = Path(__file__).parent.parent
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
 # Settings that several components have: each has one table, and the components' tables link to it.
@@ -108,11 +109,7 @@ def documents() -> dict[Path, dict[str, type[BaseModel]]]:
     """The tables of each document, by the title of their section."""
     tables = {ROOT / "docs" / "recipes.md": TABLES}
     for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-        points = (
-            tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-            .get("entry-points", {})
-            .get("midstream.components", {})
-        )
+        points = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {}).get(GROUP, {})
         parts = [name.partition(".") for name in points]
         own: dict[str, Any] = {f"{kind}: `{name}`": config_class(kind, name) for kind, _, name in parts}  # type: ignore[arg-type]
         tables[path.with_name("README.md")] = own | OF_PLUGINS.get(path.parent.name, {})

@@ -142,9 +142,8 @@ def parameters_of(reference: str, function: Callable[..., Any]) -> Mapping[str, 
 def not_of_kind(kind: Kind, reference: str, value: object, what: str) -> RecipeError:
     """The error for an object that is no component of a kind; `what` says what one is."""
     return RecipeError(
-        f"{reference} is no {kind}: {value!r:.100}",
+        f"{reference} is no {kind} ({what}): {value!r:.100}",
         code="component-invalid",
-        cause=f"{_article(kind)} {kind} is {what}",
         fix="docs/extending.md has an example of each kind",
     )
 
@@ -186,7 +185,7 @@ def _complete(kind: Kind, reference: str, value: object, protocol: type) -> Any:
         except TypeError as error:
             shown = ", ".join(parameter.name for parameter in passed)
             raise RecipeError(
-                f"{reference}: `{name}` of {_article(kind)} {kind} is called with ({shown}), and here: {error}",
+                f"{reference}: `{name}` is called with ({shown}), as every {kind}'s, and here: {error}",
                 code="component-invalid",
                 fix=f"give it these parameters ({protocol.__module__}.{protocol.__name__})",
             ) from error
@@ -257,10 +256,6 @@ def _failure(kind: Kind) -> Callable[..., Any]:
         return RewardError
     failures: dict[str, Callable[..., Any]] = dict(engine=EngineError, advantage=TrainingError, loss=TrainingError)
     return partial(failures.get(kind, partial(InfrastructureError, retryable=False)), code="component-failed")
-
-
-def _article(kind: Kind) -> str:
-    return "an" if kind[0] in "aeiou" else "a"
 
 
 def described(error: BaseException) -> str:

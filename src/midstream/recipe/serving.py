@@ -54,7 +54,7 @@ class ServerCommand:
 
 
 def server_commands(recipe: Recipe) -> list[ServerCommand]:
-    """The servers of a recipe's engines with `serve`, in their order. Raises `RecipeError` if two do not fit."""
+    """The servers of the engines with `serve`, in their order; engines of one address share one."""
     remote = [(name, engine.config) for name, engine in recipe.engines.items()
               if isinstance(engine.config, OpenAIConfig)]  # fmt: skip
     commands: dict[tuple[str, int], ServerCommand] = {}  # by address
