@@ -29,10 +29,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.agent import ModuleContext
-from midstream.core.task import Task
-from midstream.core.tool import Tool
-from midstream.core.trajectory import Memory, MemoryRecord, Observation
+from midstream import Memory, ModuleContext, Observation, Task, Tool
+from midstream.core.trajectory import MemoryRecord
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream_worlds.gazetteer.questions import question_words

@@ -241,12 +241,12 @@ REFUSED = {
     "two tools": (["python,guess"], "too-many", "'python,guess'", "name one"),
     "a type without its settings": (["function", "a"], "recipe-invalid", "tools.function", "known keys"),
     "no file": (["none.py:f"], "file-not-found", "none.py", "give its absolute path"),
-    "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", "'unit'", "shows"),
+    "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", '"unit"', "shows"),
     "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", '"x"', "shows"),
     "an argument that is not allowed": (
         ["mine.py:convert", "value=3", "unit=ft"],
         "invalid-arguments",
-        "'ft'",
+        '"ft"',
         "shows",
     ),
     "an argument that is unknown": (

@@ -45,7 +45,7 @@ CASES = {
     "no such tasks": (lambda: ms.tasks("bambogle"), "unknown-name", "bambogle"),
     "no such file": (lambda: len(ms.tasks("nowhere.jsonl")), "file-not-found", "nowhere.jsonl"),
     "no tasks to evaluate": (lambda: ms.evaluate(AGENT), "missing-option", "tasks"),
-    "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 runs"),
+    "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 run"),
     "no tasks to learn from": (lambda: ms.learn_lessons(AGENT), "missing-option", "tasks"),
     "no split train": (lambda: len(ms.tasks("test.jsonl").train), "unknown-split", "train"),
     "lessons on test": (

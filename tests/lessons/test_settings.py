@@ -45,6 +45,5 @@ def test_the_dry_run_says_it(capsys):
     said = capsys.readouterr().out
     assert "1,500  of 3 turns: learning, 300 tasks x 5" in said
     assert "400 tasks x 2" in said
-    assert "18,432,000 tokens  summariser: reflector (simulated)" in said
-    assert "at most 44.31 dollars" in said
+    assert "4,500  of summariser: reflector (simulated)" in said
     assert "Limits of the whole run: tokens = 5,000" in said

@@ -116,7 +116,7 @@ def test_with_an_early_stop_the_votes_are_the_same(tmp_path: Path):
 def test_the_estimate_counts_agent_runs(capsys: pytest.CaptureFixture[str]):
     with Build(evaluation_recipe(str(EXAMPLE), strategy=STRATEGY, count=10)) as build:
         found = counts(build, training=False)
-    assert (found["trajectories"], found["calls"]) == (10, 150)
+    assert (found["trajectories"], found["requests"]) == (10, 150)
     assert main(["eval", str(EXAMPLE), "--strategy", STRATEGY, "--count", "10", "--dry-run"]) == 0
     assert "15 agent runs" in capsys.readouterr().out
 

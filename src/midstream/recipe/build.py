@@ -126,11 +126,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The sandbox as a line of text; "" if no code runs."""
         return f"{self.sandbox.tier}: {self.sandbox.mechanisms}" if self.runs_code else ""
 
-    @property
-    def tier(self) -> str:
-        """The tier of the sandbox in which code runs, or ran when it was recorded; "" if no code runs."""
-        return self.sandbox.tier if self.runs_code else self._tools.recorded_tier
-
     @cached_property
     def code_runner(self) -> ProgramRunner:
         """The runner of the executor's programs."""
@@ -322,7 +317,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
             sampling=temperature if self.recipe.training is None else getattr(config, "sampling", None),
-            sandbox=self.tier,
+            sandbox=tier_of(self),
             lessons=lessons,
             dialogues=source if isinstance(source, Dialogues) else None,
         )
@@ -417,6 +412,11 @@ def _check_machine(value: object, where: str) -> None:
         value = dict(value)
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
         _check_machine(inner, f"{where}.{key}".lstrip("."))
+
+
+def tier_of(build: Build) -> str:
+    """The tier of the sandbox in which a build's code runs, or ran when it was recorded; "" if no code runs."""
+    return build.sandbox.tier if build.runs_code else build._tools.recorded_tier
 
 
 @dataclass
