@@ -35,7 +35,7 @@ from functools import wraps
 from inspect import signature
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, get_args, get_type_hints
+from typing import TYPE_CHECKING, ParamSpec, TypeGuard, TypeVar, Unpack, get_args, get_type_hints
 
 from midstream import process
 from midstream.components import own
@@ -293,7 +293,7 @@ def evaluate(
     """
     changes = changes_in(EvaluationChanges, options)
     source, trained, step = opened(agent, changes)
-    if tasks is not None:
+    if _is_given(tasks):
         counted = {} if tasks.count is None else {"count": tasks.count}
         changes["sets"] = [{"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen, **counted}]
         if isinstance(source, Mapping):  # as the recipe of a run that learns from these tasks has it
@@ -524,7 +524,7 @@ def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
     table = read_table(source) if isinstance(source, str) else source
     if tasks is None and isinstance(agent, AgentSpec):
         raise UsageError("no tasks are named", code="missing-option", fix="train(agent, tasks.train)")
-    if tasks is not None:
+    if _is_given(tasks):
         if tasks.chosen != "train":
             raise UsageError(
                 f"tasks.{tasks.chosen} to learn from: only tasks.train is",
@@ -536,6 +536,14 @@ def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
         else:
             table = with_tasks(table, tasks.drawn)
     return table
+
+
+def _is_given(tasks: Tasks | None) -> TypeGuard[Tasks]:
+    """Whether there are tasks. Raises `UsageError` for anything else, such as the directory of a run."""
+    if tasks is not None and not isinstance(tasks, Tasks):
+        what, fix = f"{tasks!r:.100} is not tasks", 'give ms.tasks("questions.jsonl").train; a directory is out=...'
+        raise UsageError(what, code="component-invalid", fix=fix)
+    return tasks is not None
 
 
 def _set(name: str, tasks: Tasks, learned: Tasks) -> Table:

@@ -46,6 +46,7 @@ CASES = {
     "no such file": (lambda: len(ms.tasks("nowhere.jsonl")), "file-not-found", "nowhere.jsonl"),
     "no tasks to evaluate": (lambda: ms.evaluate(AGENT), "missing-option", "tasks"),
     "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 run"),
+    "a directory as tasks": (lambda: ms.train("direct", "runs/mine"), "component-invalid", "runs/mine"),  # type: ignore[arg-type]
     "no tasks to learn from": (lambda: ms.learn_lessons(AGENT), "missing-option", "tasks"),
     "no split train": (lambda: len(ms.tasks("test.jsonl").train), "unknown-split", "train"),
     "lessons on test": (
