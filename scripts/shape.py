@@ -26,8 +26,8 @@ from midstream.cli.main import COMMANDS
 FUNCTION_LINES, METHODS = 80, 20
 LEAST = {"comments on lines of their own, a thousand lines": 17.8}
 MOST = {
-    "lines": 48_300,
-    "files": 273,
+    "lines": 48_400,
+    "files": 275,
     "private functions used once, a thousand lines": 6.6,
     "`Any`, a thousand lines": 9.5,
     "class names that two files define": 2,
