@@ -169,7 +169,7 @@ class TokenizerCodec:
         """Apply the chat template to messages before a reply: ids, or a text with `tokenize=False`."""
         if self.tokenizer.chat_template is None:
             what = f"{self.name} was sent chat messages but has no chat template"
-            fix = 'name an instruction-tuned model'
+            fix = "name an instruction-tuned model"
             raise RecipeError(what, code="chat-template", fix=fix)
         try:
             return self.tokenizer.apply_chat_template(
