@@ -1,4 +1,4 @@
-"""What the rounds of a strategy did in an evaluation: probabilities, accuracies, advice .
+"""What the rounds of a strategy did in an evaluation: probabilities, accuracies, advice.
 
     python -m studies.refine RUN [--budget N] [--out DIRECTORY]
 

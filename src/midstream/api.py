@@ -185,11 +185,11 @@ def solve(
         The trajectory, without a reward. If it was lost, such as to a server that is down, `error` says to what, its
         answer is None, and the listener receives a warning: by default, on standard error.
     """
-    if not question.strip():
+    if not isinstance(question, str) or not question.strip():
         raise UsageError(
-            f"the question is empty: {question!r}",
+            f"the question is empty or no text: {question!r:.100}",
             code="empty-value",
-            fix='e.g. midstream solve "What is 45 plus 17 ?"',
+            fix='e.g. midstream solve "What is 45 plus 17 ?"; in Python, solve(agent, question)',
         )
     changes = changes_in(AgentChanges, options)
     recipe = agent_recipe(opened(agent, changes)[0], **changes)
@@ -291,6 +291,12 @@ def evaluate(
     Raises:
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
+    if retry_errors and out is None:
+        raise UsageError(
+            "retry_errors without out does nothing: a new evaluation has no errors yet",
+            code="option-without-effect",
+            fix="name the evaluation: midstream resume EVALUATION --retry-errors",
+        )
     changes = changes_in(EvaluationChanges, options)
     source, trained, step = opened(agent, changes)
     if _is_given(tasks):
@@ -473,7 +479,7 @@ def train(
         run = train(Interleaved(model="local/Qwen/Qwen2.5-0.5B-Instruct"), tasks.train, reward=exact, steps=50)
         run = train("flow-grpo-tiny", out="runs/demo")
 
-    A recipe with [lessons] learns its lessons.
+    A recipe with [lessons] learns its lessons, from its own tasks.
 
     Args:
         agent: an agent whose model is loaded into this process (`model="local/NAME"`, of AgentFlow `planner_model`),
@@ -494,6 +500,9 @@ def train(
         RunError: `out` holds something else.
     """
     table = _learner(agent, tasks)
+    if tasks is not None and "lessons" in table:
+        what, fix = "the recipe learns lessons, and train(agent, tasks) trains weights", "learn_lessons(agent, tasks)"
+        raise UsageError(what, code="setting-conflict", fix=fix)
     if tasks is not None:
         usual = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
         table["training"] = {**usual, **table.get("training", {})}
@@ -521,7 +530,7 @@ def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
             code="wrong-kind-of-run",
             fix='give the agent that the run began with; its lessons: settings={"lessons.start": RUN}',
         )
-    table = read_table(source) if isinstance(source, str) else source
+    table = read_table(source) if isinstance(source, str) else {**source}
     if tasks is None and isinstance(agent, AgentSpec):
         raise UsageError("no tasks are named", code="missing-option", fix="train(agent, tasks.train)")
     if _is_given(tasks):
@@ -664,6 +673,9 @@ def resume(
     # Before any of it is imported.
     inputs.check_own(run, inputs.run_table(run))
     recipe = parse_recipe(with_settings(inputs.run_table(run), settings))
+    if asked is not None and (options.get("record") or options.get("replay")):
+        what = f"{run.root} is an evaluation, whose recording was chosen when it began"
+        raise UsageError(what, code="option-without-effect", fix="leave out record and replay")
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, options, retry_errors=retry_errors)
     if retry_errors:
@@ -825,21 +837,24 @@ def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory
     evaluation.
     """
     source = _source(agent)
-    if not isinstance(source, str):
-        return source, source if isinstance(source, RunDirectory) else None, None
-    path, number = split(source)
-    text = str(path)
-    is_recipe = text.endswith(".toml") or text in shipped_recipes()
-    is_recipe |= own.is_reference(text) and not path.exists()  # "agents/mine.py:solve"
-    if not (path / "run.json").exists() and (is_recipe or not (os.sep in text or path.is_dir())):
+    if isinstance(source, Mapping):
         return source, None, None
-    run = RunDirectory.open(path)
+    run, number = source, None
+    if isinstance(source, str):
+        path, number = split(source)
+        text = str(path)
+        is_recipe = text.endswith(".toml") or text in shipped_recipes()
+        is_recipe |= own.is_reference(text) and not path.exists()  # "agents/mine.py:solve"
+        if not (path / "run.json").exists() and (is_recipe or not (os.sep in text or path.is_dir())):
+            return source, None, None
+        run = RunDirectory.open(path)
+    assert isinstance(run, RunDirectory)
     kind = run.info().kind
     if kind == "evaluation":
         raise RunError(
-            f"{path} holds an evaluation, which cannot be evaluated",
+            f"{run.root} holds an evaluation, whose agent is that of its recipe or run",
             code="wrong-kind-of-run",
-            fix=f"name a training or lesson run, or a recipe; midstream show {path} shows this one",
+            fix=f"name a training or lesson run, or a recipe; midstream show {run.root} shows this one",
         )
     if kind == "lessons" and number is not None:
         changes.setdefault("lessons", source)

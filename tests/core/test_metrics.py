@@ -149,12 +149,6 @@ def test_records_of_earlier_versions_are_read():
     assert ToolUse.model_validate_json(old).recovery_rate is None
 
 
-def test_the_length_of_a_reply():
-    step = StepMetrics(step=1, policy_version=0, reward_mean=0.0, completion_tokens=30, tool_use=ToolUse(turns=4))
-    assert step.response_tokens_mean == 7.5
-    assert StepMetrics(step=1, policy_version=0, reward_mean=0.0).response_tokens_mean == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.metrics import StepMetrics, StreamMetrics, Tally, ToolUse
+from midstream.core.metrics import StreamMetrics, Tally
 from midstream.core.trajectory import Action, Call, Observation, Trajectory, Turn
 
 
@@ -90,8 +90,3 @@ def test_other_agents_and_broken_runs_are_not_measured():
     assert Tally([Trajectory(id="t", task_id="t", turns=(turn("x", planner),))]).streams() is None
     assert Tally([run(turn("x", call("x", 1)), status="error")]).streams() is None
     assert Tally([]).streams() is None
-
-
-def test_the_length_of_an_interleaved_policys_reply():
-    about = {"step": 1, "policy_version": 0, "reward_mean": 0.0, "completion_tokens": 30, "tool_use": ToolUse(turns=4)}
-    assert StepMetrics(**about, streams=StreamMetrics(replies=5)).response_tokens_mean == 6

@@ -14,7 +14,7 @@ def script(root: argparse.ArgumentParser, shell: str) -> str:
     """The script for "bash", "zsh" or "fish"."""
     names = shtab.cmd(f"echo {' '.join(shipped_recipes())} *.toml runs/*")
     for action in _arguments(root):
-        if action.dest in ("recipe", "target", "name"):
+        if action.dest in ("recipe", "target", "item"):
             action.complete = names  # type: ignore[attr-defined]
         elif action.choices is None and action.nargs != 0 and action.dest != "help":
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ class Entry(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `list`."""
     parser.add_argument("kind", nargs="?", choices=tuple(KINDS), metavar="KIND", help=f"one of: {', '.join(KINDS)}")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, or your own: my_rewards.py:exact")
+    parser.add_argument("item", nargs="?", metavar="NAME", help="one of them, or your own: my_rewards.py:exact")
     parser.add_argument(
         "--file", metavar="PATH", help="the questions of a benchmark; without NAME: check your own questions"
     )
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the kinds or those of one kind, or show one entry."""
-    kind, name = options.kind, options.name
+    kind, name = options.kind, options.item
     if options.file is not None and kind != "benchmarks":
         fix = "midstream list benchmarks --file FILE"
         raise UsageError("--file without benchmarks", code="option-without-effect", fix=fix)

@@ -45,10 +45,10 @@ def parse_count(text: str) -> int:
 
 def budget_settings(text: str) -> list[str]:
     """The settings of `--budget`."""
-    from midstream.runs.budget import limit_settings
+    from midstream.runs.budget import parse_limits
 
     try:
-        return limit_settings(text)
+        return [f"budget.{name}={value}" for name, value in parse_limits(text).items()]
     except UsageError as error:
         raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
 

@@ -336,11 +336,6 @@ class StepMetrics(Frozen):
         """Tokens of the update's rows per unique token, at least 1; None if they were not counted."""
         return self.total_tokens / self.unique_tokens if self.unique_tokens else None
 
-    @property
-    def response_tokens_mean(self) -> float:
-        """Mean tokens of a reply (a planner replies once a turn); slightly high if trajectories ended in errors."""
-        return self.completion_tokens / max(1, self.streams.replies if self.streams else self.tool_use.turns)
-
 
 class StepTiming(Frozen):
     """Wall-clock times of a step in seconds, kept apart so that metrics are repeatable."""

@@ -43,7 +43,7 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables
 from midstream.rewards.own import FunctionReward
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
-from midstream.runs.segments import result_name
+from midstream.runs.segments import evaluation_name, result_name
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.training.protocols import TrainableWorld
@@ -303,7 +303,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             kept = None
             if self.kept is not None and chosen is not None:
                 name = result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
-                kept = self.kept / f"{name}.jsonl"
+                kept = self.kept / f"{evaluation_name(name)}.jsonl"
             strategy = parse_strategy(self.recipe.evaluation.strategy)
             agent = strategy.wrap(agent, max_attempts=self.recipe.rollout.max_attempts, kept=kept)
             self.opened.append(agent)

@@ -335,8 +335,8 @@ def _reward_table(table: Table, reward: object) -> Table:
     if isinstance(reward, Mapping):
         return dict(reward)
     named = reward if isinstance(reward, str) else own.reference_of(reward)
-    if table["reward"].get("type") == named:
-        return table["reward"]
+    if (usual := table.get("reward", {})).get("type") == named:
+        return usual
     if named not in registered("reward") or config_class("reward", named).asks == "never":
         return {"type": named}
     return {"type": named, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}

@@ -222,7 +222,6 @@ def broken_by(error: ErrorInfo) -> str:
 
 
 WRITTEN, PUT_IN = "▸", "◂"
-STREAM_LABELS = len("  malformed")  # characters: the parts of all turns stand below each other
 LEGEND = f"{WRITTEN} written by the policy   {PUT_IN} put in by tools and users"
 
 

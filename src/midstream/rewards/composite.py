@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pydantic import field_validator
 
 from midstream.components.component import Context, Parts, RewardConfig
-from midstream.components.kinds import rules
+from midstream.components.kinds import IN_A_PACKAGE, rules
 from midstream.components.tables import parse_component
 from midstream.core.answers import is_number
 from midstream.core.errors import RecipeError, did_you_mean
@@ -148,8 +148,7 @@ class PerTask(BaseReward):
                 f"task {task.id!r} names the reward {named!r}, which no installed package has as a rule",
                 code="unknown-type",
                 fix=f"{did_you_mean(named, self._rules)}name one of: {', '.join(self._rules)}; or score the whole set "
-                "by a judge: its own `reward`, or "
-                '[reward] type = "judge"',
+                f'by a judge: its own `reward`, or [reward] type = "judge"; {IN_A_PACKAGE}',
             )
         if named not in self._made:
             self._made[named] = self._make(named)

@@ -86,11 +86,6 @@ def parse_limits(text: str) -> dict[str, float]:
     return limits
 
 
-def limit_settings(text: str | None) -> list[str]:
-    """The limits in a text as settings of a recipe: "2 usd" is `["budget.cost_usd=2.0"]`. Raises `UsageError`."""
-    return [f"budget.{name}={value}" for name, value in parse_limits(text).items()] if text is not None else []
-
-
 class Entry(Frozen):
     """One line: what was reserved or, in a later line of the same number, used. `time_s` is the run's until then.
 

@@ -4,7 +4,7 @@
     run/RUN/part/PART/group/TASK
     run/RUN/part/PART/trajectory/PLACE    .../call/N    .../call/N/tokens
 
-Each is a JSON value (docs/reading-a-run.md). A run that is damaged or half written is shown as far as it goes.
+Each is a JSON value (viewer/README.md). A run that is damaged or half written is shown as far as it goes.
 """
 
 from __future__ import annotations

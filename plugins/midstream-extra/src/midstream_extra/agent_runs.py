@@ -56,7 +56,7 @@ class AgentRuns:
     def _opened(self) -> Journal | None:
         if self._journal is None and self._path is not None:
             with storage_errors(self._path):
-                self._path.parent.mkdir(exist_ok=True)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
             Journal(self._path).close()  # cuts off what a kill has left of a record
             self._starts, self._end = {}, 0
             for _, line, record in read_records(self._path):

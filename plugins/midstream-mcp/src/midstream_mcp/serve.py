@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with api.answering(
-        api.trained_run(options.target) or options.target,
+        options.target,
         temperature=options.temperature,
         unsafe=options.unsafe,
         continuous=True,
