@@ -182,7 +182,9 @@ def training(study: Study, scene: Scene) -> list[StudyRow]:
         numbers: dict[str, Callable[[Sequence[StepMetrics]], float]] = {
             "reward": _family_reward,
             "tool errors": lambda piece: fmean(step.tool_use.error_rate for step in piece),
-            "tokens a reply": lambda piece: fmean(step.response_tokens_mean for step in piece),
+            "tokens a reply": lambda piece: fmean(
+                step.completion_tokens / max(1, step.tool_use.turns) for step in piece
+            ),
         }
         rows += [
             StudyRow(

@@ -856,7 +856,7 @@ def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory
             code="wrong-kind-of-run",
             fix=f"name a training or lesson run, or a recipe; midstream show {run.root} shows this one",
         )
-    if kind == "lessons" and number is not None:
+    if isinstance(source, str) and kind == "lessons" and number is not None:
         changes.setdefault("lessons", source)
         number = None
     return run, run, number
