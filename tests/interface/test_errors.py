@@ -46,6 +46,13 @@ CASES = {
     "no such file": (lambda: len(ms.tasks("nowhere.jsonl")), "file-not-found", "nowhere.jsonl"),
     "no tasks to evaluate": (lambda: ms.evaluate(AGENT), "missing-option", "tasks"),
     "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 run"),
+    "errors of a new evaluation": (lambda: ms.evaluate("direct", retry_errors=True), "option-without-effect", "out"),
+    "a question that is none": (lambda: ms.solve("What?", AGENT), "empty-value", "solve(agent"),  # type: ignore[arg-type]
+    "weights from a recipe of lessons": (
+        lambda: ms.train("lessons-simulated", ms.tasks("test.jsonl").split(train=1.0).train),
+        "setting-conflict",
+        "learn_lessons",
+    ),
     "a directory as tasks": (lambda: ms.train("direct", "runs/mine"), "component-invalid", "runs/mine"),  # type: ignore[arg-type]
     "no tasks to learn from": (lambda: ms.learn_lessons(AGENT), "missing-option", "tasks"),
     "no split train": (lambda: len(ms.tasks("test.jsonl").train), "unknown-split", "train"),

@@ -31,7 +31,7 @@ from support.llm_server import AgentFlowReplies, Body, LLMServer, prompt_of
 EXAMPLE = Path(__file__).parents[2] / "examples" / "refine_simulated.toml"
 STRATEGY = "dser:K=3,T=2,early_stop=no"
 RUNS = 15  # of a task
-KEPT = "strategy/sums-T0.7.jsonl"  # of a set, in the directory of an evaluation
+KEPT = "strategy/eval-sums-T0.7.jsonl"
 
 
 def evaluate(root: Path, *more: str, strategy: str = STRATEGY, size: int = 10) -> RunDirectory:

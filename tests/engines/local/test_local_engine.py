@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_an_engine_error(tiny_model):
 
 def test_messages_without_a_chat_template_are_refused(tiny_model):
     chat = Request(role="planner", messages=(Message(role="user", content="hi"),))
-    with raises("chat-template", "compact"):
+    with raises("chat-template", "no chat template"):
         asyncio.run(engine_of(tiny_model).sample(chat))
 
 
