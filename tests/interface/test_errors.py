@@ -47,7 +47,7 @@ CASES = {
     "no tasks to evaluate": (lambda: ms.evaluate(AGENT), "missing-option", "tasks"),
     "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 run"),
     "errors of a new evaluation": (lambda: ms.evaluate("direct", retry_errors=True), "option-without-effect", "out"),
-    "a question that is none": (lambda: ms.solve("What?", AGENT), "empty-value", "solve(agent"),  # type: ignore[arg-type]
+    "an agent as the question": (lambda: ms.solve("What?", AGENT), "empty-value", "solve(agent"),  # type: ignore[arg-type]
     "weights from a recipe of lessons": (
         lambda: ms.train("lessons-simulated", ms.tasks("test.jsonl").split(train=1.0).train),
         "setting-conflict",
