@@ -42,7 +42,7 @@ START = {
     TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
     "about 6 minutes on 2 cores.",
     REAL_RECIPE: "SmolLM2, a real language model of 135 million parameters, learns to calculate with Python: about 4 "
-    "minutes on 2 cores that multiply bfloat16, 12 on others.",
+    "to 12 minutes on 2 cores.",
     OTHER_RECIPE: "A real language model learns to calculate with Python instead of in its head.",
 }
 LIMITS = {
