@@ -222,14 +222,29 @@ def test_there_are_commands_of_each_kind():
     assert len(commands()) > 20
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/artist.md", "docs/recipes.md", "docs/scale.md"])
+RECIPES = [
+    "README.md",
+    *(f"docs/{page}.md" for page in ("any-agent", "artist", "datasets", "lessons", "recipes", "scale", "tools")),
+    *(f"plugins/midstream-{name}/README.md" for name in ("benchmarks", "graphs")),
+]
+
+
+@pytest.mark.parametrize("document", RECIPES)
 def test_recipes_are_valid(document, tmp_path):
     blocks = fenced(text_of(document), "toml")
     assert blocks
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.toml"
-        path.write_text(block, encoding="utf-8")
+        # A block without an agent shows a table to add to any recipe.
+        whole = "extends" in block or "[agent" in block
+        path.write_text(block if whole else f'extends = "tool-calling"\n{block}', encoding="utf-8")
         recipe_check.check(config.load_recipe(str(path)))
+
+
+def test_every_page_with_a_recipe_is_tried():
+    pages = {str(page.relative_to(ROOT)) for page in DOCUMENTS if fenced(page.read_text(encoding="utf-8"), "toml")}
+    # What extending.md adds to a project is run by test_extending_page.py; the extra plugin's block is a study's.
+    assert pages - {"docs/extending.md", "plugins/midstream-extra/README.md"} == set(RECIPES)
 
 
 def test_the_python_example_uses_what_there_is():

@@ -264,7 +264,8 @@ class _Failures:
             isinstance(failure, ToolServerError) and failure.code != "tool-broken"
         )
         text = "" if failure is None or outage else _text_of(failure)
-        alike = re.sub(r"[0-9]+", "", text.replace(task.id, ""))
+        # The id as a word: a short one may also be a piece of a path.
+        alike = re.sub(rf"(?<![\w/]){re.escape(task.id)}(?![\w/])|[0-9]+", "", text)
         self._count = self._count + 1 if alike == self._last else 1
         self._last = alike
         if alike and self._count >= SAME_FAILURES:
