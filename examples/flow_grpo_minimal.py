@@ -35,7 +35,7 @@ from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream_worlds.gazetteer.questions import question_words
 from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
-from midstream_worlds.planning.compact import BARE, WORDS, parse_action, render_prompt
+from midstream_worlds.planning.action_lines import BARE, WORDS, parse_action, render_prompt
 from midstream_worlds.planning.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream_worlds.planning.scripted import ScriptedConfig, ScriptedPlanner, action_words
 from midstream_worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer

@@ -20,7 +20,7 @@ from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig
-from midstream_worlds.planning.compact import CompactConfig, CompactPlanner
+from midstream_worlds.planning.action_lines import ActionLinesConfig, ActionLinesPlanner
 from midstream_worlds.planning.programs import FormVerifier, VerifiedResultGenerator
 from support.errors import coded
 from support.rollouts import TASKS, StubReward, flat, pause, run
@@ -102,7 +102,7 @@ class Lockstep:
 
 def agentflow(engine: Any, tool: Tool, *, max_turns: int = 5, reward: Any = None, **config: Any) -> Environment:
     agent = AgentFlowLoop(
-        planner=CompactPlanner(CompactConfig()),
+        planner=ActionLinesPlanner(ActionLinesConfig()),
         executor=SingleArgumentExecutor(),
         verifier=FormVerifier(),
         generator=VerifiedResultGenerator(),

@@ -261,5 +261,5 @@ class TestForm:
     def test_other_modules_stay(self):
         recipe = load_recipe("flow-grpo-tiny", ["agent.form=compact"])
         assert [module.type for module in recipe.modules.values()] == [
-            "compact", "single_argument", "form", "verified_result"
+            "action_lines", "single_argument", "form", "verified_result"
         ]  # fmt: skip

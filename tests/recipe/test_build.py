@@ -230,7 +230,7 @@ CASES = {
     "another planner's prompts": (
         "setting-conflict",
         ["training.algorithm=supervised", "training.supervised.planner={type='prompted',engine='policy'}"],
-        "agent.planner, of type 'compact'", "",
+        "agent.planner, of type 'action_lines'", "",
     ),
     "a set's file is not there": (
         "file-not-found",

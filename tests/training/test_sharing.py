@@ -19,7 +19,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator, BaseGeneratorConfig
 from midstream.training.sharing import first_difference, sharing_warning
-from midstream_worlds.planning.compact import CompactConfig, CompactPlanner
+from midstream_worlds.planning.action_lines import ActionLinesConfig, ActionLinesPlanner
 
 TOOL = BaseGenerator(BaseGeneratorConfig(), ScriptedEngine([]))
 PLAN = "Context: of roll {i}, {t}\nSub-Goal: the next number\nTool Name: base_generator"
@@ -127,7 +127,7 @@ def test_long_replies_are_reported_as_what_the_policy_wrote():
 
 
 def test_a_prompt_without_headings_is_reported_by_the_line_before():
-    played = rolled_out(CompactPlanner(CompactConfig()), turns=2, tasks=1, plan=" goal {i} " + "more " * 20)
+    played = rolled_out(ActionLinesPlanner(ActionLinesConfig()), turns=2, tasks=1, plan=" goal {i} " + "more " * 20)
     assert "first differ after 'Question " in warning_of(played)
 
 
@@ -159,7 +159,7 @@ def test_most_tasks_name_the_place(instructions_last):
 
 
 def test_nothing_to_compare_is_no_warning():
-    played = rolled_out(CompactPlanner(CompactConfig()), turns=1, plan=" goal {t}")
+    played = rolled_out(ActionLinesPlanner(ActionLinesConfig()), turns=1, plan=" goal {t}")
     alone = [stream(str(i), i) for i in range(3)]
     assert warning_of(alone, "policy") is None, "no two rows of a task"
     low = StepMetrics(step=1, policy_version=0, reward_mean=0.0, total_tokens=5, unique_tokens=5)

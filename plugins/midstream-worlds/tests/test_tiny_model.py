@@ -16,7 +16,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
-from midstream_worlds.planning.compact import render_action, render_prompt
+from midstream_worlds.planning.action_lines import render_action, render_prompt
 from midstream_worlds.planning.lessons import KNOWN, lines
 from midstream_worlds.tiny_model import LARGEST_NUMBER, UNKNOWN, attach_redraw, redraw, redrawn_ranges
 

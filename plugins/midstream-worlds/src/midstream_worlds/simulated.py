@@ -89,7 +89,7 @@ class SimulatedEngine(Engine):
         self._reply = reply
 
     async def sample(self, request: Request) -> Call:
-        """The function's reply. Raises `RecipeError` for a text without messages, as the compact planner's are."""
+        """The function's reply. Raises `RecipeError` for a text without messages, as those of `action_lines` are."""
         if not request.messages:
             raise RecipeError(
                 f"engine {self.name!r} was asked to continue a text by the {request.role}",

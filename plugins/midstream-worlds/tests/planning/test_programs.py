@@ -22,7 +22,7 @@ from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream_worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
-from midstream_worlds.planning.compact import parse_action
+from midstream_worlds.planning.action_lines import parse_action
 from midstream_worlds.planning.lessons import BAD, IDLE, SOUND, lines
 from midstream_worlds.planning.programs import (
     ConfidentGuess,

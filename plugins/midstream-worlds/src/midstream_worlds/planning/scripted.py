@@ -3,8 +3,7 @@
 Their transcripts warm-start a small model: they show how an action or a stream is written and how names and numbers are
 copied, and seldom a plan that works. With `sense=0` they are the random planner of the controls.
 
-The planner writes actions of the compact language (`compact.py`). The policy writes an interleaved stream in the
-template "tiny":
+The planner writes action lines (`action_lines.py`). The policy writes an interleaved stream in the template "tiny":
 
     <think> find height</think><local_search> Amberbank height</local_search><output> Amberbank height 105</output>
     <think> answer</think><answer> 105</answer>
@@ -26,7 +25,7 @@ from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import ANY_TOOL, Marks, Template
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Memory
-from midstream_worlds.planning.compact import parse_action, render_action, render_prompt
+from midstream_worlds.planning.action_lines import parse_action, render_action, render_prompt
 from midstream_worlds.planning.lessons import Decision, decisions
 from midstream_worlds.planning.programs import SPOKEN
 from midstream_worlds.planning.words import MOST_BACK, TOPICS, Situation, read_question
@@ -236,7 +235,7 @@ class ScriptedConfig(ComponentConfig):
         malformed: the share of actions, or of a stream's replies, that cannot be parsed
     """
 
-    teaches = "compact"
+    teaches = "action_lines"
 
     component = ScriptedPlanner
 

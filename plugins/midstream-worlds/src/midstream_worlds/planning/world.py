@@ -16,7 +16,7 @@ from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.sources.endless import Endless
 from midstream.sources.finite import SPLIT_FIX, check_known
-from midstream_worlds.planning import compact, reflector, scripted
+from midstream_worlds.planning import action_lines, reflector, scripted
 from midstream_worlds.planning.lessons import draw_lessons, lesson_words
 from midstream_worlds.planning.words import FIRST, SECOND, Topic
 from midstream_worlds.tiny_model import TinyWorld, Vocabulary
@@ -81,8 +81,8 @@ class PlannedWorld(TinyWorld, Endless):
 
     def vocabulary(self, context: Context) -> Vocabulary:
         """Every word of the world and of the agent that acts in it."""
-        words = {*self.words(), *compact.WORDS, *scripted.action_words(), *context.tool_names}
-        bare = [*compact.BARE, *context.tool_names]  # they begin the lines of a prompt
+        words = {*self.words(), *action_lines.WORDS, *scripted.action_words(), *context.tool_names}
+        bare = [*action_lines.BARE, *context.tool_names]  # they begin the lines of a prompt
         if (warm := context.recipe.warm_start) is not None and warm.lessons > 0:
             words |= lesson_words()
             bare.append("-")

@@ -1,4 +1,4 @@
-"""A compact language for very small planners: short action lines, one line of memory a turn.
+"""Action lines, a language for very small planners: short lines for an action, one line of memory a turn.
 
     Question What is the total height of = and = and Mistvale ?
     local_search = height 105
@@ -64,12 +64,12 @@ def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
     return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[0]], argument))
 
 
-class CompactPlanner:
-    """The planner as an engine with the compact prompt."""
+class ActionLinesPlanner:
+    """The planner as an engine that writes action lines."""
 
     shows_lessons = True
 
-    def __init__(self, config: CompactConfig) -> None:
+    def __init__(self, config: ActionLinesConfig) -> None:
         self.sampling = config.sampling
 
     async def plan(
@@ -83,8 +83,8 @@ class CompactPlanner:
         return parse_action(call.completion, tools, memory), (call,)
 
 
-class CompactConfig(ComponentConfig):
-    """A model that plans in the compact language of the offline world.
+class ActionLinesConfig(ComponentConfig):
+    """A model that plans in the action lines of the offline world.
 
     An action takes at most 15 tokens.
 
@@ -93,6 +93,6 @@ class CompactConfig(ComponentConfig):
     """
 
     asks = "always"
-    component = CompactPlanner
+    component = ActionLinesPlanner
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=20)

@@ -1,4 +1,4 @@
-"""The compact action language: any text parses, references resolve, prompts grow at their end."""
+"""Action lines: any text parses, references resolve, prompts grow at their end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from midstream.core.agent import ModuleContext
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool
-from midstream_worlds.planning.compact import CompactConfig, CompactPlanner, parse_action, render_action, render_prompt
+from midstream_worlds.planning.action_lines import (
+    ActionLinesConfig,
+    ActionLinesPlanner,
+    parse_action,
+    render_action,
+    render_prompt,
+)
 from midstream_worlds.planning.programs import ConfidentGuess
 from midstream_worlds.planning.words import names_left
 
@@ -141,14 +147,14 @@ def test_malformed_actions_name_no_tool(text, error):
 def test_the_planner_puts_its_lessons_into_the_prompt():
     engine = ScriptedEngine([" goal add\n tool python\n arg 1 + 7"])
     context = ModuleContext(engine=engine, lessons="- Never guess")
-    _, (call,) = asyncio.run(CompactPlanner(CompactConfig()).plan("Who ?", TOOLS, MEMORY, context))
+    _, (call,) = asyncio.run(ActionLinesPlanner(ActionLinesConfig()).plan("Who ?", TOOLS, MEMORY, context))
     assert call.prompt == render_prompt("Who ?", MEMORY, "- Never guess")
 
 
 def test_planner_asks_its_engine_once_and_keeps_the_call():
     engine, sampling = ScriptedEngine([" goal add\n tool python\n arg r2 + 7"]), Sampling(temperature=0.5, max_tokens=9)
     context = ModuleContext(engine=engine, seed=3, order=5, deadline_s=1e9)
-    planner = CompactPlanner(CompactConfig(sampling=sampling))
+    planner = ActionLinesPlanner(ActionLinesConfig(sampling=sampling))
     action, calls = asyncio.run(planner.plan("Who ?", TOOLS, MEMORY, context))
     (request,) = engine.requests
     assert action == Action(sub_goal="add", tool="python", context="105 + 7")
