@@ -1,9 +1,12 @@
 """Requirements on an evaluation, such as `success >= 0.8`, decided on its interval.
 
 A requirement holds if the whole interval satisfies it, fails if no part of it does, and is undecided in between: then
-the tasks at hand do not tell. So an agent exactly at the threshold passes, and fails, in at most about 2.5 % of
-evaluations each; several requirements share this error (Bonferroni). Runs that an infrastructure error ended say
-nothing about the agent: a requirement holds only if it would with all of them right and with all of them wrong.
+more tasks would decide it. So an agent exactly at the threshold passes, and fails, in at most 2.5 % of evaluations
+each; several requirements share this error (Bonferroni). Where every task is right or wrong this is exact (Clopper and
+Pearson 1934); Wilson's interval, which reports have, errs by up to 4 % on one side and less on the other.
+
+Runs that an infrastructure error ended say nothing about the agent: a requirement holds only if it would with all of
+them right and with all of them wrong.
 """
 
 from __future__ import annotations
@@ -165,7 +168,7 @@ def _decide_mean(
     is_share = requirement.metric != "turns"
     # Lost runs counted as wrong, then as right.
     sides = [[_value(requirement, trials, lost) for trials in tasks] for lost in (0.0, 1.0)]
-    intervals = [mean_interval(side, error)[0] if is_share else t_interval(side, error) for side in sides]
+    intervals = [_interval(side, error) if is_share else t_interval(side, error) for side in sides]
     low, high = intervals[0][0], intervals[1][1]
     outcome, measured = decide_bounds(requirement, low, high), fmean(sides[0])
     level = f"{100 * (1 - error):.4g}%"
@@ -186,6 +189,39 @@ def _decide_mean(
         interval=(low, high),
         reason=reason,
     )
+
+
+def _interval(values: Sequence[float], error: float) -> Interval:
+    if set(values) <= {0.0, 1.0}:
+        return exact_interval(round(sum(values)), len(values), error)
+    return mean_interval(values, error)[0]
+
+
+def exact_interval(right: int, count: int, error: float) -> Interval:
+    """Clopper and Pearson's interval of a share: either side misses the truth in at most `error` / 2 of samples."""
+
+    def at_most(most: int, share: float) -> float:
+        """The chance that at most so many of `count` are right."""
+        if share in (0.0, 1.0):
+            return float(share == 0.0 or most >= count)
+        logs = (
+            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+            + k * math.log(share) + (count - k) * math.log1p(-share)
+            for k in range(most + 1)
+        )  # fmt: skip
+        return sum(map(math.exp, logs))
+
+    def crossing(most: int, chance: float) -> float:
+        """The share at which that chance, which falls as the share rises, is this."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(most, middle) > chance else (low, middle)
+        return low
+
+    lower = 0.0 if right == 0 else crossing(right - 1, 1 - error / 2)
+    upper = 1.0 if right == count else crossing(right, error / 2)
+    return lower, upper
 
 
 def _value(requirement: Requirement, trials: Sequence[Trajectory], lost: float) -> float:
