@@ -21,6 +21,7 @@ from midstream.components.component import (
     StrategyConfig,
     TasksConfig,
     ToolConfig,
+    WrapperConfig,
 )
 from midstream.components.own import load
 from midstream.core.data import Settings
@@ -123,6 +124,7 @@ _BASES: dict[Kind, type] = {
     "tool": ToolConfig,
     "engine": EngineConfig,
     "strategy": StrategyConfig,
+    "wrapper": WrapperConfig,
     "agent": Settings,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
