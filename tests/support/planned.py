@@ -16,7 +16,7 @@ from midstream.core.trajectory import Call, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.rewards.dialogue import DialogueSuccess
 from midstream.rollout import Environment
-from midstream.sources.functions import Invocation
+from midstream_benchmarks.functions import Invocation
 from support.rollouts import flat, pause, run
 
 Plan = Sequence[Sequence[Invocation]]  # the calls of every user turn

@@ -60,14 +60,15 @@ class PromptedModule:
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
-    # The prompt file's name, by default the role's.
+    # The prompt file's name, by default the role's, and the package that has it.
     prompt: str = ""
+    package: ClassVar[str] = "midstream.agents"
     # What every reply begins with; an engine that continues text gets it, other servers do not.
     opening: ClassVar[str] = ""
 
     def __init__(self, config: ModuleConfig) -> None:
         self.config = config
-        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
+        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file, package=self.package)
         self.shows_lessons = self._template.shows_lessons
         # A run whose recipe names a prompt file of its own shows it first.
         self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""

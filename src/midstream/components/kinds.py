@@ -53,10 +53,8 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
         "per_task": "midstream.rewards.composite:PerTaskConfig",
-        "thumbs": "midstream.rewards.thumbs:ThumbsConfig",
         "dialogue": "midstream.rewards.dialogue:DialogueConfig",
         "artist_math": "midstream.rewards.artist:ArtistMathConfig",
-        "function_calling": "midstream.rewards.artist:FunctionCallingConfig",
     },
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",
@@ -75,12 +73,10 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "planner": {
         "prompted": "midstream.agents.prompted:PlannerConfig",
         "json_line": "midstream.agents.compact:JsonLineConfig",
-        "released": "midstream.agents.released:ReleasedPlannerConfig",
     },
     "executor": {
         "single_argument": "midstream.agents.compact:SingleArgumentConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
-        "released": "midstream.agents.released:ReleasedExecutorConfig",
     },
     "verifier": {
         "prompted": "midstream.agents.prompted:VerifierConfig",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import RecipeError
-from midstream.sources.functions import FunctionSpec
+from midstream_benchmarks.functions import FunctionSpec
 from midstream_benchmarks.reading import reading
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")

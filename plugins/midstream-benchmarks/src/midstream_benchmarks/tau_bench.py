@@ -48,7 +48,7 @@ from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Message, Sampling
 from midstream.sandbox.arithmetic import evaluate
 from midstream.sources.finite import Finite
-from midstream.sources.functions import FunctionSpec, Invocation, StateFunction
+from midstream_benchmarks.functions import FunctionSpec, Invocation, StateFunction
 from midstream_benchmarks.reading import matched_calls, reading
 
 STOP = "###STOP###"  # tau-bench's mark of a user who has what they wanted, or gives up

@@ -26,9 +26,7 @@ HELP = "write what a simulated search engine is trained on"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `simulator`."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories with searches of the real tool")
-    parser.add_argument(
-        "--recipe", required=True, help="the recipe with [wrappers.TOOL.simulated]"
-    )
+    parser.add_argument("--recipe", required=True, help="the recipe with [wrappers.TOOL.simulated]")
     parser.add_argument("--out", required=True, metavar="FILE.jsonl", help="the transcripts, for warm_start.file")
     parser.add_argument(
         "--tool", metavar="NAME", help="the table of whose searches (default: the recipe's one simulated tool)"

@@ -36,7 +36,7 @@ class ReleasedPlanner(PromptedPlanner):
     """`core.agent.Planner` on an engine that serves the released weights."""
 
     layout = ("query", "names", "tools", "memory")
-    prompt = "released"
+    prompt, package = "released", "midstream_web"
 
     def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         return {
@@ -61,7 +61,7 @@ class ReleasedPlannerConfig(PlannerConfig):
 class ReleasedExecutor(PromptedExecutor):
     """`core.agent.Executor` whose commands are written as the released planner reads them in its memory."""
 
-    code_prompt = "executor_released"
+    code_prompt, package = "executor_released", "midstream_web"
 
     def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
         return action_values(action, tools)
