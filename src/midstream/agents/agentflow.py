@@ -11,7 +11,6 @@ The agent object holds modules and settings only, nothing of a task: any number 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +22,7 @@ from midstream.core.agent import Analyst, Executor, Generator, ModuleContext, Pl
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.task import Task
-from midstream.core.tool import Tool
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Turn
+from midstream.core.trajectory import Action, Memory, MemoryRecord, Observation, Turn
 from midstream.sandbox.code_runner import ProgramRunner
 
 
@@ -130,23 +128,22 @@ class AgentFlowLoop(RecordedAgent):
             module = context.begin("executor", draft.index)
             draft.command, calls = await self.executor.command(draft.action, tools, module)
             draft.add("command", module.emit, calls)
-            draft.observation, calls = await self._observe(draft.command, tools)
-            draft.add_calls(calls)
+            command = draft.command
+            if command.error:
+                draft.observation = Observation(status="error", text=command.error)
+            else:
+                tool = next(tool for tool in tools if tool.name == command.tool)
+                if command.code is None:
+                    draft.observation, calls = await observe(tool, command.arguments, self.write_result)
+                else:
+                    assert self.code_runner is not None, "recipe/build.py gives one to an agent that writes code"
+                    draft.observation, calls = await self.code_runner.run(command.code, tool)
+                draft.add_calls(calls)
         draft.add("observation", module.emit)
         module = context.begin("verifier", draft.index)
         newest = self._memory_record(draft)
         draft.verdict, calls = await self.verifier.verify(question, tools, memory, newest, module)
         draft.add("verdict", module.emit, calls)
-
-    async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
-        """The result of a command, and the requests that its tool made; an invalid command is an error observation."""
-        if command.error:
-            return Observation(status="error", text=command.error), ()
-        tool = next(tool for tool in tools if tool.name == command.tool)
-        if command.code is None:
-            return await observe(tool, command.arguments, self.write_result)
-        assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
-        return await self.code_runner.run(command.code, tool)
 
     def _memory_record(self, turn: Turn | Draft) -> MemoryRecord:
         """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""

@@ -61,14 +61,17 @@ class Numeric(Rule):
         """Compare with every accepted answer that is a number."""
         stated = state(answer, " ".join((task.question, *task.answers)))
         found = number_of(with_point(stated.formula))
+        if found is None:
+            return 0.0
         in_percent = bool(_PERCENT.search(task.question))
-        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted_numbers(task)))
-
-    def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
-        values = [found.value if gold.percent or in_percent else found.share]
-        values += [100 * found.value] if gold.percent and not (found.percent or in_percent) else []
         relative, absolute = Fraction(self.config.relative_tolerance), Fraction(self.config.absolute_tolerance)
-        return any(abs(value - gold.value) <= max(relative * abs(gold.value), absolute) for value in values)
+        for gold in _accepted_numbers(task):
+            values = [found.value if gold.percent or in_percent else found.share]
+            # A share without a sign may be meant: 0.42 of a gold answer of 42%.
+            values += [100 * found.value] if gold.percent and not (found.percent or in_percent) else []
+            if any(abs(value - gold.value) <= max(relative * abs(gold.value), absolute) for value in values):
+                return 1.0
+        return 0.0
 
 
 class NumericConfig(RewardConfig):

@@ -6,7 +6,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
@@ -156,6 +156,6 @@ class NoTasks:
         """Draw nothing."""
         raise UsageError("the recipe names no tasks", code="no-tasks", fix="add [tasks] to the recipe, or --tasks FILE")
 
-    def fixed(self, split: str, **_: Any) -> NoReturn:
+    def fixed(self, split: str, **_: object) -> NoReturn:
         """Draw nothing."""
         self.sample(split, 0, 0)

@@ -211,7 +211,6 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
         parsed = docstring_parser.parse(f"-\n\n{docstring}")
     except (docstring_parser.ParseError, IndexError, ValueError):
         # A section is broken, and the first paragraph is still good.
-        # A broken section: the first paragraph is still good.
         return " ".join(docstring.partition("\n\n")[0].split()), {}
     paragraphs = re.split(r"\n\s*\n", (parsed.description or "").removeprefix("-").strip())
     arguments = {
