@@ -121,7 +121,7 @@ def test_whatever_a_tool_writes_stays_inside_its_value():
     action = Action(tool=NAME, sub_goal="it's", context="c")
     memory = Memory().append(MemoryRecord(turn=1, action=action, command=Command(tool=NAME, arguments={"query": evil})))
     memory = memory.append(MemoryRecord(turn=2, action=action, error=evil))
-    values = ReleasedPlanner(ReleasedPlannerConfig())._prompt_values(f"q {evil}", [Ask()], memory)
+    values = ReleasedPlanner(ReleasedPlannerConfig()).prompt_values(f"q {evil}", [Ask()], memory)
     assert "<|im_" not in "".join(values.values())
     assert "\n" not in values["memory"]
     steps = ast.literal_eval(values["memory"])

@@ -16,12 +16,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.rendering import ResultForm, fit_observation, result_writer, smaller_memories
+from midstream.agents.rendering import ResultForm, result_writer, smaller_memories
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.agent import Analyst, Executor, Generator, ModuleContext, Planner, RunContext, Verifier
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.task import Task
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Observation, Turn
 from midstream.sandbox.code_runner import ProgramRunner
 
@@ -148,13 +149,13 @@ class AgentFlowLoop(RecordedAgent):
     def _memory_record(self, turn: Turn | Draft) -> MemoryRecord:
         """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""
         assert turn.observation is not None, "a turn without an observation is not recorded"
-        observation = fit_observation(turn.observation, self.config.memory_result_tokens)
-        failed = observation.status == "error"
+        text = cut_result(turn.observation.text, self.config.memory_result_tokens * CHARACTERS_PER_TOKEN)
+        failed = turn.observation.status == "error"
         return MemoryRecord(
             turn=turn.index,
             action=turn.action or Action(),
             command=turn.command,
-            result="" if failed else observation.text,
-            error=observation.text if failed else None,
+            result="" if failed else text,
+            error=text if failed else None,
             verdict=turn.verdict,
         )

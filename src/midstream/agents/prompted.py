@@ -149,12 +149,8 @@ class PromptedPlanner(PromptedModule):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-        values = self._prompt_values(question, tools, memory)
+        values = self._values(question, memory) | {"tools": render_tools(tools)}
         return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
-
-    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
-        """The prompt's values."""
-        return self._values(question, memory) | {"tools": render_tools(tools)}
 
 
 class PlannerConfig(ModuleConfig, ComponentConfig):

@@ -67,18 +67,13 @@ class ArtistMath(BaseReward):
         answer = await self.rule.score(task, trajectory)
         pieces = stream_of(trajectory)
         counts = answer.value >= 1 or not self.config.gated
+        made = [turn.observation.status == "ok" for turn in trajectory.turns if turn.observation is not None]
         parts = {
             "answer": ANSWER * answer.value,
             "relaxed_format": TAG * sum(tags_present(pieces, self.template).values()) * counts,
             "strict_format": STRICT * is_strict(pieces, self.template) * counts,
-            "tool_success": tool_success(trajectory) * counts,
+            "tool_success": (sum(made) / len(made) if made else 0.0) * counts,
         }
         total = math.fsum(parts.values())
         inner = {f"answer.{name}": part for name, part in answer.parts.items()}
         return Score(value=min(total / MOST, 1.0), parts={**parts, "total": total, **inner}, calls=answer.calls)
-
-
-def tool_success(trajectory: Trajectory) -> float:
-    """Succeeded / made over a trajectory's tool calls; 0 if none was made."""
-    made = [turn.observation.status == "ok" for turn in trajectory.turns if turn.observation is not None]
-    return sum(made) / len(made) if made else 0.0

@@ -38,7 +38,7 @@ class Finite:
 
     def tasks(self, split: str) -> list[Task]:
         """Return all tasks of a split. Raises `RecipeError` if it does not exist, or is empty."""
-        check_known("split", [split], self.splits, self.what, self.split_fix)
+        check_known("split", [split], self.splits, self.what, SPLIT_FIX)
         if split not in self._loaded:
             self._loaded[split] = self.load(split)
         if not self._loaded[split]:
@@ -51,11 +51,6 @@ class Finite:
             self._check(count, len(self._loaded[split]), split, "`counts`")
             self._loaded[split] = _draw(self._loaded[split], count, split, DRAW_SEED)
         return self._loaded[split]
-
-    @property
-    def split_fix(self) -> str:
-        """How to fix a request for a split that does not exist."""
-        return SPLIT_FIX
 
     @property
     def families(self) -> Sequence[str]:

@@ -86,7 +86,16 @@ class Quiz(Endless):
     def _question(self, split: str, family: str, draws: Random) -> tuple[str, int]:
         words = 0 if split == "train" else 1
         if family == "expression":
-            text, value = _expression(draws)
+            a, b, c, d = (draws.randint(12, 99) for _ in range(4))
+            n = draws.randint(120, 999)
+            forms = (
+                (f"{n} * {b} + {c * 11}", n * b + c * 11),
+                (f"({a} + {b}) * {c} - {d}", (a + b) * c - d),
+                (f"{n} - {a} * {b} + {d * 37}", n - a * b + d * 37),
+                (f"{a} * {b} * {c}", a * b * c),
+                (f"{n * 13} - {b * c} + {d}", n * 13 - b * c + d),
+            )
+            text, value = draws.choice(forms)
             return draws.choice(_ASKED[words]).format(text), value
         if family == "words":
             story, sign = draws.choice(_STORIES[words])
@@ -124,19 +133,6 @@ class QuizConfig(TasksConfig):
 
     families: tuple[Family, ...] = ARITHMETIC
     seed: int = 0
-
-
-def _expression(draws: Random) -> tuple[str, int]:
-    a, b, c, d = (draws.randint(12, 99) for _ in range(4))
-    n = draws.randint(120, 999)
-    forms = (
-        (f"{n} * {b} + {c * 11}", n * b + c * 11),
-        (f"({a} + {b}) * {c} - {d}", (a + b) * c - d),
-        (f"{n} - {a} * {b} + {d * 37}", n - a * b + d * 37),
-        (f"{a} * {b} * {c}", a * b * c),
-        (f"{n * 13} - {b * c} + {d}", n * 13 - b * c + d),
-    )
-    return draws.choice(forms)
 
 
 @cache

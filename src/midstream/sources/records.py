@@ -88,12 +88,10 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
             yield from reader(file, faults)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UsageError(f"{path} cannot be unpacked: {error}", code="file-invalid", fix=f"gzip -t {path}") from error
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no file {path}", code="file-not-found", fix=f"ls -l {path.parent}") from error
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}", code="file-unreadable", fix=f"ls -l {path}"
-        ) from error
+        code = "file-not-found" if isinstance(error, FileNotFoundError) else "file-unreadable"
+        what = f"{path} cannot be read: {error.strerror or error}"
+        raise UsageError(what, code=code, fix=f"ls -l {path.parent}") from error
 
 
 def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from midstream.agents.formats import parse_action
 from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner, action_values
 from midstream.core.agent import ModuleContext
 from midstream.core.text import neutral
@@ -38,7 +39,15 @@ class ReleasedPlanner(PromptedPlanner):
     layout = ("query", "names", "tools", "memory")
     prompt, package = "released", "midstream_web"
 
-    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+    async def plan(
+        self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
+    ) -> tuple[Action, tuple[Call, ...]]:
+        """Decide the next sub-goal, tool and context."""
+        values = self.prompt_values(question, tools, memory)
+        return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
+
+    def prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+        """The prompt's values: Python values as text, as the planner was trained on them."""
         return {
             "query": neutral(question),
             "names": neutral(repr([tool.name for tool in tools])),
