@@ -32,7 +32,7 @@ from midstream_benchmarks import bfcl_package
 from midstream_benchmarks.bfcl_package import CATEGORIES, package, parse_call
 from midstream_benchmarks.bfcl_state import State
 from midstream_benchmarks.bfcl_tasks import Bfcl, BfclConfig, BfclDialogue
-from midstream_benchmarks.functions import Invocation
+from midstream_worlds.functions import Invocation
 from support.errors import coded
 from support.planned import isolated, played, replies, shuffled, without_last
 

@@ -17,7 +17,12 @@ from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream_web.released import ReleasedPlanner, ReleasedPlannerConfig
+from midstream_web.released import (
+    ReleasedExecutor,
+    ReleasedExecutorConfig,
+    ReleasedPlanner,
+    ReleasedPlannerConfig,
+)
 from support.llm_server import LLMServer, prompt_of
 
 # The released prompt as its repository has it: its headings and labels, in their order, around values in Python.
@@ -149,6 +154,11 @@ def test_its_replies_are_read(reply: str):
     action = parse_action(reply, [Ask()])
     assert (action.tool, action.sub_goal, action.error) == (NAME, "Add 45 and 17.", None)
     assert "45" in action.context
+
+
+@pytest.mark.parametrize("mode", ["code", "arguments"])
+def test_its_executor_has_a_prompt_for_each_mode(mode: Any):
+    assert ReleasedExecutor(ReleasedExecutorConfig(mode=mode)).shows_lessons
 
 
 def test_the_component_is_a_planner_like_another():

@@ -91,6 +91,7 @@ class AgentFlowLoop(RecordedAgent):
             turn = record.end_at_limit(failure)
             if turn.observation is not None:
                 memory = memory.append(self._memory_record(turn))
+        # A limit ends the turns, not the run: training would otherwise lose exactly the long runs of a group.
         module = context.for_answer(self.config.answer_s).begin("generator", len(record.turns) + 1)
         async with until(module.deadline_s):
             await self._answer(record, memory, question, module)
@@ -142,6 +143,7 @@ class AgentFlowLoop(RecordedAgent):
                 draft.add_calls(calls)
         draft.add("observation", module.emit)
         module = context.begin("verifier", draft.index)
+        # As memory will hold it, so that the next turn's prompt repeats it.
         newest = self._memory_record(draft)
         draft.verdict, calls = await self.verifier.verify(question, tools, memory, newest, module)
         draft.add("verdict", module.emit, calls)

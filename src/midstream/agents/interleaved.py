@@ -90,8 +90,10 @@ class _StreamRun:
         self.write_result = agent.write_result
         self.context, self.dialogue, self.record = context, context.dialogue, record
         self.user: UserTurn | None = None
-        self.calling = 0  # replies with calls in this user turn
-        self.last = False  # the deadline has passed, and the next reply is the last
+        # Replies with calls in this user turn: each user turn has its own limit.
+        self.calling = 0
+        # The deadline has passed, and the next reply is the last.
+        self.last = False
         self.over = False
 
     async def run(self, question: str) -> None:
@@ -265,6 +267,7 @@ class _StreamRun:
             self._end("answered")
             return
         before, self.tools = self.tools, self._tools(self.user)
+        # The prompt offered the first functions; it cannot be changed, so later ones are announced.
         new = {name: tool for name, tool in self.tools.items() if name not in before}
         draft.appended = escape_marks(neutral(self.user.text), self.template)
         if new:

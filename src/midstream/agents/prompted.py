@@ -62,7 +62,7 @@ class PromptedModule:
     layout: ClassVar[tuple[str, ...]]
     # The prompt file's name, by default the role's, and the package that has it.
     prompt: str = ""
-    package: ClassVar[str] = "midstream.agents"
+    package: str = "midstream.agents"
     # What every reply begins with; an engine that continues text gets it, other servers do not.
     opening: ClassVar[str] = ""
 
@@ -206,11 +206,11 @@ class PromptedExecutor(PromptedModule):
             command = parse_program(reply, tool.name) if in_code else parse_command(reply, tool, repair=repair)
             return command, command.error
 
-        values = self._functions(action, tools) if in_code else action_values(action, tools)
+        values = self.code_values(action, tools) if in_code else action_values(action, tools)
         schema = tool.parameters if self.config.structured_output else None
         return await self._ask(values, context, parse, json_schema=schema)
 
-    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+    def code_values(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
         """The prompt's values in mode "code"."""
         functions = [
             {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}

@@ -53,7 +53,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
         "per_task": "midstream.rewards.composite:PerTaskConfig",
-        "dialogue": "midstream.rewards.dialogue:DialogueConfig",
         "artist_math": "midstream.rewards.artist:ArtistMathConfig",
     },
     "tool": {

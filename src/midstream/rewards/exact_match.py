@@ -13,7 +13,8 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule
 from midstream.rewards.statement import conclusion, plain
 
-_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # the difference of "C++" and "C#", of "A+" and "A-"
+# The difference of "C++" and "C#", of "A+" and "A-".
+_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")
 _WHOLE = ("yes", "no", "noanswer")
 
 

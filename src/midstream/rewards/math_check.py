@@ -91,7 +91,8 @@ def parse(formula: str, other: str = "") -> list[Any]:
     bounds = [bound for part in parts if (bound := _BOUND.fullmatch(part))]
     if r"\cup" in other and len(bounds) == len(parts) and len({bound[3] for bound in bounds}) == 1:
         formula = r"\cup ".join(map(_interval, bounds))
-    if _RELATION.match(formula):  # "> 3" holds of what the other formula names
+    if _RELATION.match(formula):
+        # "> 3" holds of what the other formula names.
         named = re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", other)
         formula = f"{named[0] if named else 'x'} {formula}"
     # Its default settings: the sandbox compiled their patterns before the fork.

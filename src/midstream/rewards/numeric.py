@@ -130,7 +130,8 @@ def number_of(formula: str) -> Number | None:
     *before, last = _LIST.split(formula)
     if not all(map(_COMPUTED.fullmatch, before)):
         numbers = [number_of(part) for part in (*before, last)]
-        one = len({number and number.share for number in numbers}) == 1 and last not in before  # "5,5" may be 5.5
+        # "5,5" may be 5.5.
+        one = len({number and number.share for number in numbers}) == 1 and last not in before
         return numbers[-1] if one else None
     exactly, *about = _EQUALS.split(last)[-1].split(r"\approx")
     text = _FRACTION.sub(r" \1/\2", exactly if re.search(r"[0-9]", exactly) else "".join(about))

@@ -36,7 +36,8 @@ from midstream.sources.questions import Fields, as_text, as_texts, by_letter, fr
 from midstream.sources.records import BadRowError, Faults, Record, json_excerpt, read_records, record_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
-_TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
+# Shares add up to 1 only as far as floats can.
+_TOLERANCE = 1e-9
 
 
 # Other words for the names of splits in a row's own field, which data sets use.
@@ -206,7 +207,8 @@ def function_records(
         try:
             returned = function(**{name: passed[name] for name in passed.keys() & takes.keys()})
             rows = None if isinstance(returned, str | bytes | Mapping | None) else list(returned)
-        except (Exception, SystemExit) as error:  # what a user's function raises can be anything
+        # What a user's function raises can be anything.
+        except (Exception, SystemExit) as error:
             raise RecipeError(
                 f"{reference} gave no tasks: {described(error)}",
                 code="tasks-failed",

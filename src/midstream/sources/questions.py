@@ -40,7 +40,8 @@ def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", ins
     digest = hashlib.blake2b(asked.encode(), digest_size=6).hexdigest()
     lines = [fields.question, *(f"{letter}. {text}" for letter, text in fields.options.items())]
     aliases = fields.aliases
-    if fields.options:  # the option's text counts too, unless it reads as another option's letter
+    if fields.options:
+        # The option's text counts too, unless it reads as another option's letter.
         aliases = [text for text in [fields.options[fields.answer]] if text not in fields.options]
     metadata = {**fields.metadata, **({"options": dict(fields.options)} if fields.options else {})}
     return Task(

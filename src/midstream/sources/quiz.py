@@ -69,6 +69,7 @@ class Quiz(Endless):
         self._facts = countries() if set(FACTS) & set(config.families) else {}
         names = list(self._facts)
         Random(derive_seed("quiz", "countries", config.seed)).shuffle(names)
+        # A country is in one split only, so no fact of a test is learned in training.
         train, validation = int(len(names) * 0.6), int(len(names) * 0.7)
         self.splits = dict(zip(SPLITS, (names[:train], names[train:validation], names[validation:]), strict=True))
 

@@ -131,7 +131,8 @@ def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]
     # Bytes that are no UTF-8 become surrogates, which no record can hold, so that their row is a fault.
     lines = (line.decode("utf-8" if place else "utf-8-sig", "surrogateescape") for place, line in enumerate(file))
     rows = csv.reader(lines, delimiter=separator, strict=True)
-    header, first = None, 1  # a row may span several lines; its place is the first of them
+    # A row may span several lines; its place is the first of them.
+    header, first = None, 1
     try:
         for cells in rows:
             place, first = f"line {first}", rows.line_num + 1
@@ -162,7 +163,8 @@ def _parquet(file: IO[bytes], faults: Faults, *, columns: Sequence[str]) -> Iter
         for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             try:
                 yield from record_of(f"row {number}", row, faults)
-            except TypeError as error:  # a date, bytes, a decimal number
+            except TypeError as error:
+                # A date, bytes, a decimal number.
                 faults.add(f"row {number}", f"it cannot be kept: {error}")
     except ArrowException as error:
         raise UsageError(

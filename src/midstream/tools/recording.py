@@ -198,6 +198,7 @@ class Recording:
         """Store an answer and return it, or the one that another process stored first."""
         calls = _CALLS.dump_json(result.calls).decode()
         row = (key, tool, canonical(arguments), result.ok, result.text, calls, duration_s)
+        # Another process may have been faster: its answer serves every equal request.
         with self.file.access() as connection:
             connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return self.find(key) or result

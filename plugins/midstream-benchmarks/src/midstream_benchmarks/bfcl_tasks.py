@@ -25,7 +25,7 @@ from midstream.core.tool import ToolResult
 from midstream.sources.finite import SPLITS, Finite
 from midstream_benchmarks.bfcl_package import CATEGORIES, Entry, Package, package
 from midstream_benchmarks.bfcl_state import Judge, State
-from midstream_benchmarks.functions import Invocation, StateFunction
+from midstream_worlds.functions import Invocation, StateFunction
 
 SCENARIOS = 200  # of each category
 # A scenario has a class of one of these domains; its other classes occur in all of them.

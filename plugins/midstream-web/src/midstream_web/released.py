@@ -70,9 +70,15 @@ class ReleasedPlannerConfig(PlannerConfig):
 class ReleasedExecutor(PromptedExecutor):
     """`core.agent.Executor` whose commands are written as the released planner reads them in its memory."""
 
-    code_prompt, package = "executor_released", "midstream_web"
+    code_prompt = "executor_released"
 
-    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+    def __init__(self, config: ExecutorConfig) -> None:
+        # With arguments in place of code, the prompt is midstream's own.
+        self.package = "midstream_web" if config.mode == "code" else PromptedExecutor.package
+        super().__init__(config)
+
+    def code_values(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+        """The prompt's values: those of a call, because the planner was trained on tools and not on functions."""
         return action_values(action, tools)
 
     async def command(

@@ -27,7 +27,7 @@ from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream_worlds.desks import files, vehicle
 from midstream_worlds.desks.desk import Desk, Goal, Result, State
-from midstream_worlds.desks.functions import Invocation, StateFunction
+from midstream_worlds.functions import Invocation, StateFunction
 
 DESKS: dict[str, type[Desk]] = {"vehicle": vehicle.Vehicle, "files": files.Files}
 GOALS: dict[str, tuple[Goal, ...]] = {"vehicle": vehicle.GOALS, "files": files.GOALS}
