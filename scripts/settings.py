@@ -28,9 +28,8 @@ from pydantic_core import PydanticUndefined
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.prompted import ModuleConfig
-from midstream.components.component import Stage, TasksConfig
+from midstream.components.component import Stage, TasksConfig, WrapperConfig
 from midstream.components.kinds import COMPONENTS, config_class
-from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
 from midstream.gateway.session import SessionSettings
@@ -42,10 +41,9 @@ from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.code_runner import CodeRunnerConfig
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
-from midstream.tools.degraded import DegradedConfig
-from midstream.tools.simulated import SimulatedConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
+from midstream_extra.schedule import Schedule
 from midstream_web.api import WebApiConfig
 from midstream_web.reading import EmbeddingsConfig, ReadingConfig
 
@@ -58,6 +56,7 @@ SHARED: dict[str, type[BaseModel]] = {
     "Modules that ask a model": ModuleConfig,
     "Limits of code": CodeLimits,
     "Supervised updates": training.SupervisedConfig,
+    "`[wrappers.TOOL.TYPE]`": WrapperConfig,
     "`[agent]`: session": SessionSettings,
 }
 TABLES: dict[str, type[BaseModel]] = {
@@ -68,9 +67,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "`[agent]`: interleaved": StreamConfig,
     "`sampling`": Sampling,
     "`agent.executor.program`": CodeRunnerConfig,
-    "`[simulated.NAME]`": SimulatedConfig,
-    "`[degraded.NAME]`": DegradedConfig,
-    "a schedule": Schedule,
     "`[sandbox]`": SandboxConfig,
     "`[rollout]`": RolloutConfig,
     "`[training]`": training.TrainingConfig,
@@ -97,11 +93,12 @@ TABLES: dict[str, type[BaseModel]] = {
 
 # Likewise, in the README.md of a package in plugins/.
 OF_PLUGINS: dict[str, dict[str, type[BaseModel]]] = {
+    "midstream-extra": {"A schedule": Schedule},
     "midstream-web": {
         "Web requests": WebApiConfig,
         "Passages": ReadingConfig,
         "`tools.NAME.embeddings`": EmbeddingsConfig,
-    }
+    },
 }
 
 

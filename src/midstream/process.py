@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
 from midstream.components import own
-from midstream.components.component import EngineConfig
+from midstream.components.component import EngineConfig, wrapper_config
 from midstream.components.own import refuse_while_importing
 from midstream.core.errors import BudgetError, MidstreamError, RecipeError, RefusedError, RunError
 from midstream.core.events import AgentBuilt, Listener, Note, RunLoads, Work
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.engines.local.settings import require_torch
 from midstream.recipe.build import Build, prompt_notes, unset_keys
+from midstream.recipe.check import wrappers_of
 from midstream.recipe.inputs import check_inputs
 from midstream.recipe.lessons import unproven
 from midstream.recipe.schema import Recipe
@@ -355,8 +356,8 @@ def announce(work: Work, build: Build, listener: Listener) -> None:
     """Emit that the agent is built, and what to know about its prompt files."""
     replay = str(build.replay) if build.replay else ""
     listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
-    for name, simulated in build.recipe.simulated.items():
-        if simulated.everywhere:
-            listener(Note(f"{name} is simulated in evaluations too, by what knows the gold answers (simulated.{name})"))
+    for where, wrapper in wrappers_of(build.recipe):
+        if wrapper_config(wrapper).everywhere:
+            listener(Note(f"{where} changes the tool in evaluations, too, and may know the gold answers"))
     for note in prompt_notes(build.recipe):
         listener(Note(note))

@@ -35,11 +35,10 @@ from midstream.core.errors import (
     UsageError,
 )
 from midstream.core.events import TurnEvent, TurnListener
-from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Dialogue, Dialogues, Reward
 from midstream.core.task import Task
-from midstream.core.tool import PerRun, Tool, ToolRun
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolRun
 from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
 
 T = TypeVar("T")

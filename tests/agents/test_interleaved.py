@@ -429,7 +429,6 @@ OPENED = load_template("artist-math").model_copy(update={"opening": "<think>"})
     [
         ("engine-missing", False, {}),
         ("unknown-tool", True, {"template": "search-r1"}),
-        ("template-mismatch", True, {"talk": Talk(["Hello."], [[]])}),
         ("template-mismatch", True, {"template": PLAIN, "run": {"lessons": {"policy": "- look twice"}}}),
         ("template-mismatch", True, {"template": OPENED}),
     ],

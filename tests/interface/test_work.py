@@ -172,19 +172,20 @@ def test_a_recipe_is_scored_by_the_table_of_another_reward(tmp_path):
     assert 'type = "atlas_copying"' in run.directory.recipe()
 
 
-@pytest.mark.parametrize("tools", [[ms.degraded(3)], [ms.degraded(["python"])], [None]])
+@pytest.mark.parametrize("tools", [[ms.wrapped(3, "degraded")], [ms.wrapped(["python"], "degraded")], [None]])
 def test_what_is_no_tool_is_refused(tools):
     with pytest.raises(ms.UsageError) as refused:
         ms.Interleaved(model="ollama/qwen2.5:7b", tools=tools)
     assert refused.value.code == "tool-invalid"
 
 
-def test_changed_tools_are_tables_of_the_recipe():
-    changed = ms.degraded(ms.degraded(ms.simulated("python,local_search", engine="model"), error=0.5), noise=0.1)
-    table = ms.AgentFlow(model="ollama/qwen2.5:7b", tools=changed).table()
+def test_wrapped_tools_are_tables_of_the_recipe():
+    simulated = ms.wrapped("python,local_search", "simulated", engine="model")
+    tools = ms.wrapped(ms.wrapped(simulated, "degraded", error=0.5), "degraded", noise=0.1)
+    table = ms.AgentFlow(model="ollama/qwen2.5:7b", tools=tools).table()
     assert list(table["tools"]) == ["python", "local_search"]
-    assert table["simulated"] == {name: {"engine": "model"} for name in table["tools"]}
-    assert table["degraded"] == {name: {"error": 0.5, "noise": 0.1} for name in table["tools"]}
+    wrappers = {"simulated": {"engine": "model"}, "degraded": {"error": 0.5, "noise": 0.1}}
+    assert table["wrappers"] == dict.fromkeys(table["tools"], wrappers)
 
 
 def test_a_question_leaves_its_agent_as_it_is(agent):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import InfrastructureError
-from midstream.core.schedule import RunProgress
+from midstream.core.tool import RunProgress
 from midstream.lessons import update as update_room
 from midstream.lessons.gate import ChangeRecord, Decision
 from midstream.lessons.gate import Test as Tested

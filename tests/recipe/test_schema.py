@@ -324,8 +324,8 @@ CONFLICTS = {
     ),
     "simulated search without documents": (
         "gazetteer-prompted",
-        ["tasks={type='game24'}", "tools.local_search={index='i'}", "simulated.local_search={}"],
-        "world-missing", "simulated.local_search",
+        ["tasks={type='game24'}", "tools.local_search={index='i'}", "wrappers.local_search.simulated={}"],
+        "world-missing", "wrappers.local_search.simulated",
     ),
 }  # fmt: skip
 

@@ -74,7 +74,7 @@ def scores(reward: math.Math, *pairs: tuple[str, str | None], close: bool = True
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PythonPool]:
     """Workers for all tests that need none of their own: Math-Verify's import takes a second."""
-    pool = PythonPool(math.MathConfig().limits, sandbox("strong"), queue_s=None)
+    pool = math.Math(math.MathConfig(), sandbox("strong")).pool
     yield pool
     asyncio.run(pool.close())
 

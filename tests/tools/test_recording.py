@@ -20,7 +20,7 @@ from midstream.core.errors import SandboxError, StorageError, ToolServerError, U
 from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Usage
-from midstream.tools.recording import FILE, RecordedTool, Recording, RecordingOrigin, request_key
+from midstream.tools.recording import FILE, RecordedTool, Recording, RecordingOrigin, digest
 
 ORIGIN = RecordingOrigin(table="counter", settings={"type": "counter", "top_k": 3, "api_key_env": "SECRET_NAME"})
 
@@ -176,14 +176,14 @@ def test_after_a_failure_each_waiting_caller_calls_for_itself(tmp_path):
 
 
 def test_the_key_is_of_tool_settings_and_arguments():
-    base = request_key("t", {"a": 1, "b": 2}, {"x": 1, "y": [2]})
-    assert base == request_key("t", {"b": 2, "a": 1}, {"y": [2], "x": 1})
+    base = digest(["t", {"a": 1, "b": 2}, {"x": 1, "y": [2]}])
+    assert base == digest(["t", {"b": 2, "a": 1}, {"y": [2], "x": 1}])
     others = [
         ("u", {"a": 1, "b": 2}, {"x": 1, "y": [2]}),
         ("t", {"a": 1}, {"x": 1, "y": [2]}),
         ("t", {"a": 1, "b": 2}, {}),
     ]
-    assert len({base, *(request_key(*parts) for parts in others)}) == 4
+    assert len({base, *(digest([*parts]) for parts in others)}) == 4
 
 
 def test_settings_are_part_of_the_request_and_names_of_keys_are_not(tmp_path):
@@ -295,7 +295,7 @@ def test_any_arguments_and_any_text_come_back(shared, arguments, text):
     plain = asyncio.run(call_tool(Says(), arguments))
     for _ in range(2):
         assert asyncio.run(call_tool(RecordedTool(Says(), shared, settings), arguments)) == plain
-    assert shared.find(request_key("counter", settings, arguments)) == plain
+    assert shared.find(digest(["counter", settings, arguments])) == plain
 
 
 def write(path: Path, content: bytes | str | None) -> None:

@@ -705,10 +705,10 @@ def test_the_supervised_control_continues_where_it_stopped(make_build, tmp_path)
 
 def test_a_step_records_its_schedules_and_the_marks(make):
     """Noise rises linearly from 0 to 1 over ten steps; the reward sees what the metrics count."""
-    settings = "simulated.local_search={documents=1, noise={start=0, end=1, shape='linear'}}"
+    settings = "wrappers.local_search.simulated={documents=1, noise={start=0, end=1, shape='linear'}}"
     algorithm, _ = make(Scripted(parity), "training.steps=10", settings)
     outcomes = run(algorithm, steps=2)
-    shown = [outcome.metrics.schedules["simulated.local_search.noise"] for outcome in outcomes]
+    shown = [outcome.metrics.schedules["wrappers.local_search.simulated.noise"] for outcome in outcomes]
     assert shown == pytest.approx([0.1, 0.2])
     for outcome in outcomes:
         turns = [turn for trajectory in outcome.trajectories for turn in trajectory.turns]
@@ -723,9 +723,9 @@ def test_a_step_on_tools_as_they_are_records_none(make):
 
 
 def test_success_drives_a_schedule(make):
-    settings = "degraded.local_search.error={start=0, end=1, shape='success'}"
+    settings = "wrappers.local_search.degraded.error={start=0, end=1, shape='success'}"
     algorithm, _ = make(Scripted(lambda trajectory: 1.0), settings)
-    shown = [outcome.metrics.schedules["degraded.local_search.error"] for outcome in run(algorithm, steps=2)]
+    shown = [outcome.metrics.schedules["wrappers.local_search.degraded.error"] for outcome in run(algorithm, steps=2)]
     assert shown[0] == 0
     assert shown[1] == pytest.approx(sum(algorithm.success.values()) / len(algorithm.success), abs=0.2)
     assert shown[1] > 0

@@ -28,11 +28,11 @@ from midstream.core.source import Dialogues
 from midstream.core.stream import Block
 from midstream.core.stream_template import load_template
 from midstream.core.tool import Tool
-from midstream.sources.functions import Invocation
 from midstream_benchmarks import bfcl_package
 from midstream_benchmarks.bfcl_package import CATEGORIES, package, parse_call
 from midstream_benchmarks.bfcl_state import State
 from midstream_benchmarks.bfcl_tasks import Bfcl, BfclConfig, BfclDialogue
+from midstream_worlds.functions import Invocation
 from support.errors import coded
 from support.planned import isolated, played, replies, shuffled, without_last
 

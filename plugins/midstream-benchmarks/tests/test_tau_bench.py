@@ -20,8 +20,8 @@ from midstream.core.tool import Tool
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
-from midstream.sources.functions import Invocation
 from midstream_benchmarks.tau_bench import STOP, TauBench, TauBenchConfig, TauDialogue
+from midstream_worlds.functions import Invocation
 from support.errors import coded
 from support.planned import isolated, played, replies, shuffled, spoken
 from tau_clone import write_clone

@@ -22,8 +22,8 @@ from midstream.evaluation.estimates import wilson
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, rollout
-from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import tool
+from midstream_extra.degraded import DegradedConfig, DegradedTool
 from midstream_extra.dser import Dser
 from midstream_extra.refining import Refining
 from simulated_agent import Simulated
@@ -239,7 +239,7 @@ def echo(text: str) -> str:
 def searched(tmp_path: Path, order: int, fault: Any = lambda part, number: None) -> Trajectory:
     """One rollout of chains on a tool that is degraded in every run."""
     tmp_path.mkdir(exist_ok=True)
-    degraded = DegradedTool(echo, DegradedConfig.model_validate({"missing": 0.5}), None, always=True)
+    degraded = DegradedTool(echo, DegradedConfig.model_validate({"missing": 0.5, "everywhere": True}), None)
     agent = Searching(order=order, fault=fault)
     refined = refining(agent, K=6, T=1, early_stop=False, kept=tmp_path / "set.jsonl")
     environment = Environment(agent=refined, tools=[degraded], engines={}, reward=ExactMatch())

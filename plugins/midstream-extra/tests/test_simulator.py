@@ -17,8 +17,8 @@ from midstream.core.errors import RewardError, UsageError
 from midstream.core.trajectory import Command, Refinement, ToolCall, Turn
 from midstream.exports.write import OF_A_STRATEGY
 from midstream.runs import RunDirectory
-from midstream.tools.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream.training.transcripts import read_transcripts
+from midstream_extra.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream_extra.transcripts import Kind, UsefulJudge, by_rule, write_transcripts
 from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from searches import run_of, searched, three_searches, trajectory
@@ -221,7 +221,7 @@ def test_the_command_asks_an_engine_of_the_recipe(tmp_path: Path, capsys: pytest
     out = tmp_path / "out.jsonl"
     with LLMServer(judge) as server:
         engine = f'engines.asked={{ type = "openai_compatible", model = "m", base_url = "{server.base_url}" }}'
-        asked = ("--judge", "asked", "--set", engine, "--set", "simulated.local_search.documents=3")
+        asked = ("--judge", "asked", "--set", engine, "--set", "wrappers.local_search.simulated.documents=3")
         assert command(three_searches(tmp_path / "run").root, "--out", out, "--json", *asked) == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": str(out), "rows": 3, "useful": 1, "noisy": 2, "left_out": {},
@@ -245,7 +245,7 @@ def test_a_table_is_named_and_its_tool_found_by_what_agents_call_it(
         update={"command": Command(tool=called, arguments={"query": "q"})}
     )
     run, out = run_of(tmp_path / "run", trajectory("Amberbank", turn)), tmp_path / "out.jsonl"
-    changes = ("--set", f"tools.{table}={settings}", "--set", f"simulated.{table}={{}}")
+    changes = ("--set", f"tools.{table}={settings}", "--set", f"wrappers.{table}.simulated={{}}")
     assert command(run.root, "--out", out, "--tool", table, *changes) == 0
     assert len(messages(out)) == 1
 
@@ -254,8 +254,8 @@ def test_a_table_is_named_and_its_tool_found_by_what_agents_call_it(
     ("arguments", "code"),
     [
         (["--tool", "python"], "unknown-tool"),
-        (["--tool", "web", "--set", "simulated.web={}"], "unknown-tool"),
-        (["--set", "simulated.local_search=false"], "missing-option"),
+        (["--tool", "web", "--set", "wrappers.web.simulated={}"], "unknown-tool"),
+        (["--set", "wrappers.local_search.simulated=false"], "missing-option"),
         (["--judge", "nobody"], "unknown-engine"),
         (["--part", "eval-*"], "nothing-to-export"),
     ],
@@ -277,7 +277,7 @@ POLICY = {
     "warm_start.transcripts": 150, "warm_start.steps": 60, "warm_start.batch_size": 32,
     "warm_start.learning_rate": 2e-2, "warm_start.min_copy_rate": 0.0,
     "warm_start.policy": "{ sense = 1.0, malformed = 0.0 }", "training.steps": 2, "training.tasks_per_step": 4,
-    "training.group_size": 4, "evaluation.at": "none", "simulated.local_search.noise": 0.5,
+    "training.group_size": 4, "evaluation.at": "none", "wrappers.local_search.simulated.noise": 0.5,
 }  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def test_a_simulator_learns_from_searches_and_a_policy_from_the_simulator(tmp_pa
     small = settings(SIMULATOR | {"warm_start.file": out})
     assert main(["train", "simulator-tiny", "--out", str(simulator), "--quiet", *small]) == 0
     engine = f'{{ type = "tiny_text", weights = "{simulator / "policy"}" }}'
-    with_simulator = {"engines.simulator": engine, "simulated.local_search.engine": "simulator"}
+    with_simulator = {"engines.simulator": engine, "wrappers.local_search.simulated.engine": "simulator"}
     root = tmp_path / "policy"
     assert main(["train", "zerosearch-tiny", "--out", str(root), "--quiet", *settings(POLICY | with_simulator)]) == 0
     turns = [

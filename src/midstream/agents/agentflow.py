@@ -11,20 +11,19 @@ The agent object holds modules and settings only, nothing of a task: any number 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.rendering import ResultForm, fit_observation, result_writer, smaller_memories
+from midstream.agents.rendering import ResultForm, result_writer, smaller_memories
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.agent import Analyst, Executor, Generator, ModuleContext, Planner, RunContext, Verifier
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.task import Task
-from midstream.core.tool import Tool
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Turn
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
+from midstream.core.trajectory import Action, Memory, MemoryRecord, Observation, Turn
 from midstream.sandbox.code_runner import ProgramRunner
 
 
@@ -92,6 +91,7 @@ class AgentFlowLoop(RecordedAgent):
             turn = record.end_at_limit(failure)
             if turn.observation is not None:
                 memory = memory.append(self._memory_record(turn))
+        # A limit ends the turns, not the run: training would otherwise lose exactly the long runs of a group.
         module = context.for_answer(self.config.answer_s).begin("generator", len(record.turns) + 1)
         async with until(module.deadline_s):
             await self._answer(record, memory, question, module)
@@ -130,34 +130,34 @@ class AgentFlowLoop(RecordedAgent):
             module = context.begin("executor", draft.index)
             draft.command, calls = await self.executor.command(draft.action, tools, module)
             draft.add("command", module.emit, calls)
-            draft.observation, calls = await self._observe(draft.command, tools)
-            draft.add_calls(calls)
+            command = draft.command
+            if command.error:
+                draft.observation = Observation(status="error", text=command.error)
+            else:
+                tool = next(tool for tool in tools if tool.name == command.tool)
+                if command.code is None:
+                    draft.observation, calls = await observe(tool, command.arguments, self.write_result)
+                else:
+                    assert self.code_runner is not None, "recipe/build.py gives one to an agent that writes code"
+                    draft.observation, calls = await self.code_runner.run(command.code, tool)
+                draft.add_calls(calls)
         draft.add("observation", module.emit)
         module = context.begin("verifier", draft.index)
+        # As memory will hold it, so that the next turn's prompt repeats it.
         newest = self._memory_record(draft)
         draft.verdict, calls = await self.verifier.verify(question, tools, memory, newest, module)
         draft.add("verdict", module.emit, calls)
 
-    async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
-        """The result of a command, and the requests that its tool made; an invalid command is an error observation."""
-        if command.error:
-            return Observation(status="error", text=command.error), ()
-        tool = next(tool for tool in tools if tool.name == command.tool)
-        if command.code is None:
-            return await observe(tool, command.arguments, self.write_result)
-        assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
-        return await self.code_runner.run(command.code, tool)
-
     def _memory_record(self, turn: Turn | Draft) -> MemoryRecord:
         """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""
         assert turn.observation is not None, "a turn without an observation is not recorded"
-        observation = fit_observation(turn.observation, self.config.memory_result_tokens)
-        failed = observation.status == "error"
+        text = cut_result(turn.observation.text, self.config.memory_result_tokens * CHARACTERS_PER_TOKEN)
+        failed = turn.observation.status == "error"
         return MemoryRecord(
             turn=turn.index,
             action=turn.action or Action(),
             command=turn.command,
-            result="" if failed else observation.text,
-            error=observation.text if failed else None,
+            result="" if failed else text,
+            error=text if failed else None,
             verdict=turn.verdict,
         )

@@ -63,6 +63,7 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
     if len(found) < len(tools):
         listed = ", ".join(tool.name for tool in tools)
         raise RecipeError(f"two of the tools {listed} have one name", code="name-clash", fix="rename it in agent.tools")
+    # `recipe/check.py` sees no tools of servers, whose names are known only now.
     own = {tool.name: mark for mark, tool in found.items()}
     missing = [mark for mark, tool in names.items() if own.get(tool) != mark]
     missing += [template.tool] if template.tool and template.tool not in found else []

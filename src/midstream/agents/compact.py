@@ -221,7 +221,7 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
     found = next(iter(json_objects(text)), None)
     if repair and not isinstance((found or {}).get("input"), str):
         candidates = (table for table in repaired_objects(text) if isinstance(table.get("input"), str))
-        found = next(candidates, None) or _unclosed(text) or _bare(text)
+        found = next(candidates, None) or _almost_line(text)
     if found is None or not isinstance(written := found.get("input"), str) or not written.strip():
         return Action(error='the reply is not {"tool": "...", "input": "..."}')
     named = str(found.get("tool"))
@@ -231,26 +231,23 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
     return Action(tool=named, context=written)
 
 
-def _bare(text: str) -> dict[str, str] | None:
-    if (found := _BARE.match(text)) is None or (written := _without_end(found[2])).count("}") > written.count("{"):
-        return None
-    return {"tool": found[1], "input": written}
-
-
-def _unclosed(text: str) -> dict[str, str] | None:
+def _almost_line(text: str) -> dict[str, str] | None:
+    """Tool and input of a line of JSON whose input is never closed, or has no quotation marks."""
+    unclosed = _UNCLOSED.match(text)
+    found = unclosed or _BARE.match(text)
     # Sampling may have stopped at a quotation mark and brace inside the input.
-    if (found := _UNCLOSED.match(text)) is None or found[2].rstrip().endswith('\\"}'):
+    if found is None or (unclosed and found[2].rstrip().endswith('\\"}')):
         return None
+    written = found[2].rstrip()
+    # The brace that ends the line of JSON is no part of the input.
+    if written.endswith("}") and written.count("}") > written.count("{"):
+        written = written[:-1].rstrip()
+    if not unclosed:
+        return None if written.count("}") > written.count("{") else {"tool": found[1], "input": written}
     try:
-        return {"tool": found[1], "input": json.JSONDecoder(strict=False).decode(f'"{_without_end(found[2])}"')}
+        return {"tool": found[1], "input": json.JSONDecoder(strict=False).decode(f'"{written}"')}
     except ValueError:
         return None
-
-
-def _without_end(text: str) -> str:
-    """Without the brace that ends the line of JSON."""
-    text = text.rstrip()
-    return text[:-1].rstrip() if text.endswith("}") and text.count("}") > text.count("{") else text
 
 
 def _input_of(tool: Tool) -> str:

@@ -75,10 +75,7 @@ class InterleavedLoop(RecordedAgent):
         self.write_result = result_writer(config.observation_format)
 
     async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
-        """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
-        if context.dialogue is not None and self.template.appends == "inline":
-            fix = 'choose one with appends = "message", such as artist-function-calling or native'
-            raise self.template.mismatch("cannot hold a dialogue: it writes one reply to one question", fix)
+        """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools and lessons clash."""
         if context.lessons.get(POLICY) and not self.template.shows_lessons:
             fix = "put {{lessons}} into its prompt, or run without lessons"
             raise self.template.mismatch("has no place for the policy's lessons", fix)
@@ -93,8 +90,10 @@ class _StreamRun:
         self.write_result = agent.write_result
         self.context, self.dialogue, self.record = context, context.dialogue, record
         self.user: UserTurn | None = None
-        self.calling = 0  # replies with calls in this user turn
-        self.last = False  # the deadline has passed, and the next reply is the last
+        # Replies with calls in this user turn: each user turn has its own limit.
+        self.calling = 0
+        # The deadline has passed, and the next reply is the last.
+        self.last = False
         self.over = False
 
     async def run(self, question: str) -> None:
@@ -141,8 +140,7 @@ class _StreamRun:
         answered = any(block.kind == "answer" and block.closed for block in blocks)
         # Inline, a call counts when sampling stopped at its mark; as messages, when the reply has ended.
         runs = ending == "ended" if self.template.appends == "message" else ending == "stopped" and not answered
-        written = [block for block in blocks if runs and self.tools and block.kind == "call"]
-        calls = await self._read(written, blocks if runs and self.tools else ())
+        calls = self._read(blocks) if runs and self.tools else []
         if ending in ("cut", "full"):
             self._end("token_limit" if ending == "cut" else "context_limit")
         elif calls and (self.last or self.calling == self.config.max_turns):
@@ -158,9 +156,9 @@ class _StreamRun:
             reason: StopReason = "answered" if answered or self.record.answer is not None else "ended"
             self._end("time_limit" if self.last else reason)
 
-    async def _read(self, written: Sequence[Block], blocks: Sequence[Block]) -> list[WrittenCall]:
+    def _read(self, blocks: Sequence[Block]) -> list[WrittenCall]:
         """The calls of a reply that has ended: between marks, or the stray ones of a reply without marks."""
-        template = self.template
+        template, written = self.template, [block for block in blocks if block.kind == "call"]
         if written or self.dialogue is not None or (template.appends, template.body) != ("message", "json"):
             return read_calls(written, template, self.tools)
         calls = read_calls(stray_calls(blocks, self.tools), template, self.tools)
@@ -269,6 +267,7 @@ class _StreamRun:
             self._end("answered")
             return
         before, self.tools = self.tools, self._tools(self.user)
+        # The prompt offered the first functions; it cannot be changed, so later ones are announced.
         new = {name: tool for name, tool in self.tools.items() if name not in before}
         draft.appended = escape_marks(neutral(self.user.text), self.template)
         if new:

@@ -60,14 +60,15 @@ class PromptedModule:
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
-    # The prompt file's name, by default the role's.
+    # The prompt file's name, by default the role's, and the package that has it.
     prompt: str = ""
+    package: str = "midstream.agents"
     # What every reply begins with; an engine that continues text gets it, other servers do not.
     opening: ClassVar[str] = ""
 
     def __init__(self, config: ModuleConfig) -> None:
         self.config = config
-        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
+        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file, package=self.package)
         self.shows_lessons = self._template.shows_lessons
         # A run whose recipe names a prompt file of its own shows it first.
         self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""
@@ -148,12 +149,8 @@ class PromptedPlanner(PromptedModule):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-        values = self._prompt_values(question, tools, memory)
+        values = self._values(question, memory) | {"tools": render_tools(tools)}
         return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
-
-    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
-        """The prompt's values."""
-        return self._values(question, memory) | {"tools": render_tools(tools)}
 
 
 class PlannerConfig(ModuleConfig, ComponentConfig):
@@ -209,11 +206,11 @@ class PromptedExecutor(PromptedModule):
             command = parse_program(reply, tool.name) if in_code else parse_command(reply, tool, repair=repair)
             return command, command.error
 
-        values = self._functions(action, tools) if in_code else action_values(action, tools)
+        values = self.code_values(action, tools) if in_code else action_values(action, tools)
         schema = tool.parameters if self.config.structured_output else None
         return await self._ask(values, context, parse, json_schema=schema)
 
-    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+    def code_values(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
         """The prompt's values in mode "code"."""
         functions = [
             {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}

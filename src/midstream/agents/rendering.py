@@ -26,8 +26,8 @@ from midstream.core.errors import RecipeError, needs_extra
 from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text, shipped_prompt
 from midstream.core.tool import Tool
-from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
-from midstream.core.trajectory import Action, Memory, MemoryRecord, Message, Observation
+from midstream.core.tool_calls import cut_result
+from midstream.core.trajectory import Action, Memory, MemoryRecord, Message
 
 ResultForm = Literal["json", "toon", "auto"]
 
@@ -178,12 +178,6 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
 # -- what of a run fits its prompts ------------------------------------------------------------------------------------
 #
 # What is cut says so, and depends on the memory alone: prompts repeat exactly. The trajectory keeps every result whole.
-
-
-def fit_observation(observation: Observation, tokens: int) -> Observation:
-    """The observation as memory and verifier see it: with at most `tokens` of its text, at four characters a token."""
-    text = cut_result(observation.text, tokens * CHARACTERS_PER_TOKEN)
-    return observation if text is observation.text else observation.model_copy(update={"text": text})
 
 
 def smaller_memories(memory: Memory) -> Iterator[Memory]:

@@ -82,6 +82,7 @@ class Stream:
     def with_reply(self, call: Call, turn: int) -> Stream:
         """The stream with a reply at its end: the sampled ids unchanged, or, without ids, the text."""
         piece = Piece(text=call.completion, sampled=True, turn=turn)
+        # Once a part has no ids, the stream has none: a text that is tokenized again may have others.
         exact = self.ids is not None and call.completion_ids
         ids = (*call.prompt_ids, *call.completion_ids) if exact else None
         ended = not any(stop in call.completion for stop in call.sampling.stop)

@@ -48,6 +48,7 @@ KINDS = {
     "loss": "what an update of the weights minimizes",
     "learner": "what trains",
     "strategy": "several runs of an agent that make one answer",
+    "wrapper": "changes a tool while an agent trains",
 }
 _HEADINGS = {
     "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',

@@ -32,10 +32,11 @@ from midstream.core.engine import Engine
 from midstream.core.errors import UnsupportedError
 from midstream.core.source import Reward, TaskSource
 from midstream.core.stream_template import Template, load_template
+from midstream.core.tool import Tool
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "learner", "strategy",
+    "advantage", "loss", "learner", "strategy", "wrapper",
 ]  # fmt: skip
 Table = dict[str, Any]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
@@ -242,6 +243,31 @@ class StrategyConfig(ComponentConfig):
         raise NotImplementedError
 
 
+class WrapperConfig(ComponentConfig):
+    """The settings of what wraps a tool while an agent trains: a tool that is simulated, or made worse.
+
+    Attributes:
+        everywhere: it wraps the tool in evaluations and in `solve`, too
+    """
+
+    replaces: ClassVar[bool] = False  # where it wraps a tool, the tool itself is never asked
+
+    everywhere: bool = False
+
+    def wrap(self, tools: Sequence[Tool], context: Context) -> list[Tool]:
+        """The tools of one table, each of which the wrapper may change in each run (`core.tool.PerRun`).
+
+        `context.component` is the wrapper, `context.name` the tools' table.
+        """
+        raise NotImplementedError
+
+
+def wrapper_config(wrapper: Component) -> WrapperConfig:
+    """The settings of a component of kind wrapper."""
+    assert isinstance(wrapper.config, WrapperConfig)
+    return wrapper.config
+
+
 class Component(Settings):
     """One component of a recipe: its type, its settings, its engine, its weight if it is a part of another.
 
@@ -273,3 +299,4 @@ class Component(Settings):
 
 
 Parts = dict[str, Component]
+Wrappers = dict[str, dict[str, Component]]  # by tool and name, in the order in which they wrap the tool

@@ -21,6 +21,7 @@ from midstream.components.component import (
     StrategyConfig,
     TasksConfig,
     ToolConfig,
+    WrapperConfig,
 )
 from midstream.components.own import load
 from midstream.core.data import Settings
@@ -52,10 +53,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
         "per_task": "midstream.rewards.composite:PerTaskConfig",
-        "thumbs": "midstream.rewards.thumbs:ThumbsConfig",
-        "dialogue": "midstream.rewards.dialogue:DialogueConfig",
         "artist_math": "midstream.rewards.artist:ArtistMathConfig",
-        "function_calling": "midstream.rewards.artist:FunctionCallingConfig",
     },
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",
@@ -74,12 +72,10 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "planner": {
         "prompted": "midstream.agents.prompted:PlannerConfig",
         "json_line": "midstream.agents.compact:JsonLineConfig",
-        "released": "midstream.agents.released:ReleasedPlannerConfig",
     },
     "executor": {
         "single_argument": "midstream.agents.compact:SingleArgumentConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
-        "released": "midstream.agents.released:ReleasedExecutorConfig",
     },
     "verifier": {
         "prompted": "midstream.agents.prompted:VerifierConfig",
@@ -123,6 +119,7 @@ _BASES: dict[Kind, type] = {
     "tool": ToolConfig,
     "engine": EngineConfig,
     "strategy": StrategyConfig,
+    "wrapper": WrapperConfig,
     "agent": Settings,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}

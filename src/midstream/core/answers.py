@@ -87,10 +87,3 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """
     raw = _SPACED_SIGN.sub(r"\1", text.translate(_MINUS)).split()
     return [(word, own) for part in raw for own in [numbers(part)] for word in normalize(part).split()]
-
-
-def holds(text: str, answer: str) -> bool:
-    """Return whether a text holds all words of an answer, in order and without others between; false for no words."""
-    ours, theirs = words(text), words(answer)
-    starts = range(len(ours) - len(theirs) + 1) if theirs else ()
-    return any(ours[start : start + len(theirs)] == theirs for start in starts)

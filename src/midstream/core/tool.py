@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from midstream.core.data import JsonSchema
-from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
 from midstream.core.trajectory import Call
 
@@ -48,6 +47,15 @@ class Tool(Protocol):
 
     async def close(self) -> None:
         """Release processes and connections; a subclass without any inherits this method."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProgress:
+    """Progress of a run that learns: its step (0 before the first) of `steps`, and the agent's running success."""
+
+    step: int
+    steps: int
+    success: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

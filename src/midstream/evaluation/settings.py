@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
-from midstream.components.component import Component
+from midstream.components.component import Component, Wrappers
 from midstream.components.tables import parse_strategy
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
-from midstream.tools.degraded import DegradedConfig
 
 OWN = "own"
 _TemperatureOrOwn = Annotated[
@@ -36,7 +35,7 @@ class SetConfig(Settings):
         count: this many tasks in all; by default the whole split, or 60 of each family of an endless source
         seed: the seed of the draw; every run seed has the same set
         max_turns: replaces the agent's limit
-        degraded: tools by name that are made worse in this set, with the settings of `[degraded.NAME]`
+        wrappers: what wraps a tool in this set, as in `[wrappers]`
     """
 
     name: str
@@ -48,7 +47,7 @@ class SetConfig(Settings):
     count: int | None = Field(default=None, ge=1, le=1_000_000)
     seed: Seed = 99
     max_turns: int | None = Field(default=None, ge=1)
-    degraded: dict[str, DegradedConfig] = {}
+    wrappers: Wrappers = {}
 
     @model_validator(mode="after")
     def _one_size(self) -> SetConfig:

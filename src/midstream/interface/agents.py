@@ -87,33 +87,20 @@ class AgentSpec:
 
 
 @dataclass(frozen=True)
-class ChangedTool:
-    """A tool of an agent with its table of `[simulated.NAME]`, `[degraded.NAME]`, or both."""
+class WrappedTool:
+    """A tool of an agent with its tables of `[wrappers.NAME]`."""
 
     tool: object
-    changes: Mapping[str, Mapping[str, object]]
+    wrappers: Mapping[str, Mapping[str, object]]
 
 
-def simulated(tool: object, **settings: object) -> ChangedTool:
-    """The tool, played by a simulator while the agent trains (docs/tools.md); settings as in `[simulated.NAME]`.
+def wrapped(tool: object, wrapper: str, **settings: object) -> WrappedTool:
+    """The tool with a wrapper that changes it while the agent trains; settings as in `[wrappers.NAME.WRAPPER]`.
 
-    searching = simulated("web_search", engine="model", noise={"start": 0.0, "end": 0.5})
-    agent = AgentFlow(model="ollama/qwen2.5:7b", planner_model="local/Qwen/Qwen2.5-0.5B-Instruct", tools=[searching])
+    agent = AgentFlow(model="ollama/qwen2.5:7b", tools=[wrapped("web_search", "degraded", error=0.2)])
     """
-    return _changed(tool, "simulated", settings)
-
-
-def degraded(tool: object, **settings: object) -> ChangedTool:
-    """The tool, made worse while the agent trains; settings as in `[degraded.NAME]`.
-
-    agent = AgentFlow(model="ollama/qwen2.5:7b", tools=[degraded("web_search", error=0.2)])
-    """
-    return _changed(tool, "degraded", settings)
-
-
-def _changed(tool: object, kind: str, settings: Mapping[str, object]) -> ChangedTool:
-    inner, changes = (tool.tool, tool.changes) if isinstance(tool, ChangedTool) else (tool, {})
-    return ChangedTool(inner, {**changes, kind: {**changes.get(kind, {}), **settings}})
+    inner, others = (tool.tool, tool.wrappers) if isinstance(tool, WrappedTool) else (tool, {})
+    return WrappedTool(inner, {**others, wrapper: {**others.get(wrapper, {}), **settings}})
 
 
 class AgentFlow(AgentSpec):
@@ -243,11 +230,11 @@ def _engine_table(model: str | Engine, base_url: str | None) -> Table:
     return table if base_url is None else {**table, "base_url": base_url}
 
 
-def _tool_tables(tools: str | ChangedTool | Iterable[object]) -> Table:
-    """The table `tools` of these tools by name, and those that say how they are simulated and degraded."""
-    tables: dict[str, Table] = {"tools": {}, "simulated": {}, "degraded": {}}
-    for given in [tools] if isinstance(tools, str | ChangedTool) else tools:
-        tool, changes = (given.tool, given.changes) if isinstance(given, ChangedTool) else (given, {})
+def _tool_tables(tools: str | WrappedTool | Iterable[object]) -> Table:
+    """The table `tools` of these tools by name, and what wraps them."""
+    tables: dict[str, Table] = {"tools": {}, "wrappers": {}}
+    for given in [tools] if isinstance(tools, str | WrappedTool) else tools:
+        tool, wrappers = (given.tool, given.wrappers) if isinstance(given, WrappedTool) else (given, {})
         if isinstance(tool, str):
             found = chosen_tools({}, tool)
         elif isinstance(tool, Mapping):
@@ -266,6 +253,6 @@ def _tool_tables(tools: str | ChangedTool | Iterable[object]) -> Table:
                 fix='give one another: @tool(name="other")',
             )
         tables["tools"] |= found
-        for kind, settings in changes.items():
-            tables[kind] |= {name: dict(settings) for name in found}
+        if wrappers:
+            tables["wrappers"] |= {name: {kind: dict(each) for kind, each in wrappers.items()} for name in found}
     return {kind: table for kind, table in tables.items() if table or kind == "tools"}

@@ -27,9 +27,9 @@ from midstream.core.answers import most_frequent
 from midstream.core.engine import Engine
 from midstream.core.errors import InfrastructureError, PromptTooLongError
 from midstream.core.metrics import Tally
-from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.tool import RunProgress
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
 from midstream.lessons.feedback import Vote, VoteDecision, VoteFile

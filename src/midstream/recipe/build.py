@@ -37,7 +37,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
-from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
+from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, wrappers_of
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables
@@ -168,10 +168,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     @property
     def tools(self) -> list[Tool]:
         """The tools, in the recipe's order. Raises `RecipeError` if two have the same name."""
-        return self._tools.tools
+        return self.tool_tables.tools
 
     @cached_property
-    def _tools(self) -> ToolTables:
+    def tool_tables(self) -> ToolTables:
+        """The tools by their tables."""
         return ToolTables(self)
 
     # -- engines ------------------------------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
         return rollout.Environment(
             agent=agent,
-            tools=self._tools.worse(chosen.degraded) if chosen and chosen.degraded else self.tools,
+            tools=self.tool_tables.wrapped(chosen.wrappers) if chosen and chosen.wrappers else self.tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
@@ -367,7 +368,7 @@ def unset_keys(build: Build) -> dict[str, str]:
     Engines count that agent or tools ask, and those that have been built for a reward or a role.
     """
     recipe = build.recipe
-    tools = () if build.replay else (*recipe.tools.values(), *recipe.simulated.values())
+    tools = () if build.replay else (*recipe.tools.values(), *(wrapper for _, wrapper in wrappers_of(recipe)))
     asked = dict.fromkeys(
         [*(user.engine for user in (*recipe.modules.values(), *tools) if user.engine), *build._engines]
     )
@@ -416,7 +417,7 @@ def _check_machine(value: object, where: str) -> None:
 
 def tier_of(build: Build) -> str:
     """The tier of the sandbox in which a build's code runs, or ran when it was recorded; "" if no code runs."""
-    return build.sandbox.tier if build.runs_code else build._tools.recorded_tier
+    return build.sandbox.tier if build.runs_code else build.tool_tables.recorded_tier
 
 
 @dataclass

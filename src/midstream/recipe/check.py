@@ -23,7 +23,6 @@ from midstream.evaluation.settings import SetConfig
 from midstream.lessons.settings import ROLES, LessonsConfig
 from midstream.recipe.lessons import check_shown, lessons_of, pinned
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
-from midstream.tools.simulated import SimulatorPrompt
 
 
 def check(recipe: Recipe) -> Table:
@@ -37,7 +36,6 @@ def check(recipe: Recipe) -> Table:
     for where, component in _components(recipe):
         component.config.check_recipe(where, recipe)
     _check_imitated(recipe)
-    _check_changed_tools(recipe)
     if recipe.training is not None:
         _check_training(recipe)
         recipe.learner.check_recipe("learner", recipe)
@@ -182,10 +180,29 @@ def _components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
         yield "agent" if own else f"agent.{name}", component
     for name, component in recipe.tools.items():
         yield f"tools.{name}", component
+    yield from wrappers_of(recipe)
     if recipe.training is not None and recipe.training.supervised.planner is not None:
         yield "training.supervised.planner", recipe.training.supervised.planner
     for name, component in recipe.engines.items():
         yield f"engines.{name}", component
+
+
+def wrappers_of(recipe: Recipe) -> Iterator[tuple[str, Component]]:
+    """The wrappers of tools with their places. Raises `RecipeError` for one of a tool that the recipe does not have."""
+    tables = {"wrappers": recipe.wrappers}
+    if recipe.warm_start is not None:
+        tables["warm_start.wrappers"] = recipe.warm_start.wrappers
+    tables |= {f"{where}.wrappers": chosen.wrappers for where, chosen in _evaluation_sets(recipe).items()}
+    for where, wrappers in tables.items():
+        for tool, components in wrappers.items():
+            if tool not in recipe.tools:
+                raise RecipeError(
+                    f"{where}.{tool}: the recipe has no tool {tool!r}",
+                    code="unknown-tool",
+                    fix=f"{did_you_mean(tool, recipe.tools)}name one of: {', '.join(recipe.tools) or 'none'}",
+                )
+            for name, component in components.items():
+                yield f"{where}.{tool}.{name}", component
 
 
 def is_dialogues(tasks: Component) -> bool:
@@ -267,7 +284,7 @@ def _check_dialogues(recipe: Recipe) -> None:
         elif config.of_dialogues and not dialogues:
             needed = "choose one that compares answers, such as exact_match"
         elif dialogues and (config.rule_based or config.of_stream) and not config.of_dialogues:
-            needed = "choose dialogue or function_calling"
+            needed = "choose dialogue"
         else:
             continue
         what = f"{where}.type = {reward.type!r} with {other}"
@@ -365,48 +382,6 @@ def _check_imitated(recipe: Recipe) -> None:
                 f"{where} would teach agent.{kind}, of type {learner.type!r}, from {shown}: other prompts than its own",
                 code="setting-conflict",
                 fix=f"set training.supervised.planner to a table of type {' or '.join(fit)}",
-            )
-
-
-def _check_changed_tools(recipe: Recipe) -> None:
-    """Simulated and degraded tools are tools of the recipe, have documents to draw from, and ask engines that exist."""
-    degraded = {"degraded": recipe.degraded}
-    if recipe.warm_start is not None:
-        degraded["warm_start.degraded"] = recipe.warm_start.degraded
-    degraded |= {f"{where}.degraded": chosen.degraded for where, chosen in _evaluation_sets(recipe).items()}
-    changed = [
-        (f"simulated.{name}", name, config.index, not config.engine) for name, config in recipe.simulated.items()
-    ]
-    for where, tools in degraded.items():
-        changed += [(f"{where}.{name}", name, config.index, config.needs_corpus) for name, config in tools.items()]
-    for where, name, index, draws in changed:
-        if name not in recipe.tools:
-            raise RecipeError(
-                f"{where}: the recipe has no tool {name!r}",
-                code="unknown-tool",
-                fix=f"{did_you_mean(name, recipe.tools)}name one of: {', '.join(recipe.tools) or 'none'}",
-            )
-        if draws and index is None and not tasks_config(recipe.tasks).world:
-            raise RecipeError(
-                f"{where} has no documents to draw from: tasks of type {recipe.tasks.type!r} have none",
-                code="world-missing",
-                fix=f"midstream index build DOCUMENTS.jsonl, and set {where}.index to the file that it prints"
-                + (f"; or {where}.engine to a model that writes them" if where.startswith("simulated") else ""),
-            )
-    users = (*recipe.modules.values(), *(component for _, component, _ in reward_components(recipe)))
-    asked = [user.engine for user in users if in_process(recipe, user.engine)]
-    for name, simulated in recipe.simulated.items():
-        if simulated.engine is None:
-            continue
-        if simulated.engine not in recipe.engines:
-            raise no_engine(recipe, f"simulated.{name}.engine = {simulated.engine!r}", simulated.engine)
-        SimulatorPrompt(simulated)  # raises for a prompt file with other places
-        if simulated.engine in asked:
-            raise RecipeError(
-                f"simulated.{name}.engine = {simulated.engine!r} is an engine in process that others ask",
-                code="engine-in-process",
-                cause="it samples once all trajectories wait for it, and one that searches does not",
-                fix="name another engine",
             )
 
 

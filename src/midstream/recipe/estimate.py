@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.agents.prompted import ExecutorConfig
-from midstream.components.component import Component
+from midstream.components.component import Component, wrapper_config
 from midstream.components.tables import parse_strategy
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
@@ -38,7 +38,7 @@ class Batch:
 
     `count` is None if it depends on data on the Hub. `planner` is the component that plans. `turns` are those after
     each message of a user if `dialogue`. `agent_runs` is how often a strategy runs the agent for one of them. Tools are
-    simulated where the agent `learns` from them.
+    wrapped where the agent `learns` from them.
     """
 
     what: str
@@ -194,9 +194,10 @@ def requests_of(recipe: Recipe, batch: Batch) -> Requested:
         calls = executor.config.program.max_tool_calls
     for engine in dict.fromkeys(tool.engine for tool in recipe.tools.values() if tool.engine is not None):
         found["tools", engine] += calls * turns
-    for name, config in recipe.simulated.items():
-        if config.engine is not None and (config.everywhere or batch.learns):
-            found[f"simulated {name}", config.engine] += 2 * turns
+    for tool, wrappers in recipe.wrappers.items():
+        for name, wrapper in wrappers.items():
+            if wrapper.engine is not None and (batch.learns or wrapper_config(wrapper).everywhere):
+                found[f"{name} {tool}", wrapper.engine] += 2 * turns
     for _, component in with_parts("", batch.reward):
         judge: Any = component.config
         if component.engine is not None:

@@ -261,14 +261,15 @@ def _asks(table: Table, engine: str) -> bool:
 def _frozen_agent(table: Table, source: Source) -> Table:
     """The table of an agent that learns nothing; the agent of a lesson run gets the lesson set of its run.
 
-    It is without [lessons], and without the tools that are simulated or degraded during training alone.
+    It is without [lessons], and without what wraps tools in training alone.
     """
-    table.pop("degraded", None)
-    simulated = {
-        name: config for name, config in table.pop("simulated", {}).items() if config and config.get("everywhere")
+    wrappers = {
+        tool: {name: wrapper for name, wrapper in inner.items() if wrapper and wrapper.get("everywhere")}
+        for tool, inner in table.pop("wrappers", {}).items()
+        if inner
     }
-    if simulated:
-        table["simulated"] = simulated
+    if kept := {tool: inner for tool, inner in wrappers.items() if inner}:
+        table["wrappers"] = kept
     learned = table.pop("lessons", None) is not None
     if learned and isinstance(source, RunDirectory) and "lessons" not in table["agent"]:
         return merge(table, {"agent": {"lessons": str(source.root)}})

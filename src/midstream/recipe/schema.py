@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.components.component import Component, EngineConfig, Kind, Table
+from midstream.components.component import Component, EngineConfig, Kind, Table, Wrappers
 from midstream.components.kinds import MODULES, agent_type, config_class, modules_of
 from midstream.components.own import anchored
 from midstream.components.tables import located, parse_component, validate
@@ -29,8 +29,6 @@ from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.sources.finite import NoTasksConfig
-from midstream.tools.degraded import DegradedConfig
-from midstream.tools.simulated import SimulatedConfig
 from midstream.training.own import own_learner
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
@@ -126,8 +124,7 @@ class Recipe(Settings):
         agent: the agent: its loop and modules
         engines: models by name: `[engines.NAME]`; a module names one with `engine = "NAME"`
         tools: one table a tool, in the order of the planner's prompt
-        simulated: tools by name that a simulator answers for during training: `[simulated.NAME]`
-        degraded: tools by name that are made worse during training: `[degraded.NAME]`
+        wrappers: what wraps a tool while an agent trains, one after the other: `[wrappers.TOOL.TYPE]`
         reward: scores the answer
         sandbox: see `[sandbox]`
         rollout: see `[rollout]`
@@ -153,8 +150,7 @@ class Recipe(Settings):
     ]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]
-    simulated: dict[str, SimulatedConfig] = {}
-    degraded: dict[str, DegradedConfig] = {}
+    wrappers: Wrappers = {}
     reward: Component
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -251,11 +247,6 @@ class Recipe(Settings):
 def parse_recipe(table: Mapping[str, object]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
     parsed = anchored(table, Path.cwd())
-    if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
-        tools = {
-            name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
-        }
-        parsed["tools"] = tools
     agent = parsed.get("agent")
     kind = agent_type(agent)
     if kind == "agentflow" and isinstance(agent, Mapping) and agent.get("form") == "compact":
@@ -279,10 +270,14 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
         (("reward",), "reward"),
         (("engines", "*"), "engine"),
         (("tools", "*"), "tool"),
+        (("wrappers", "*", "*"), "wrapper"),
+        (("warm_start", "wrappers", "*", "*"), "wrapper"),
         (("evaluation", "validation", "tasks"), "tasks"),
         (("evaluation", "validation", "reward"), "reward"),
+        (("evaluation", "validation", "wrappers", "*", "*"), "wrapper"),
         (("evaluation", "sets", "*", "tasks"), "tasks"),
         (("evaluation", "sets", "*", "reward"), "reward"),
+        (("evaluation", "sets", "*", "wrappers", "*", "*"), "wrapper"),
         (("training", "supervised", "planner"), modules_of(kind)[0]),
         *((("agent", module), module) for module in (*MODULES.get(kind, ()), _ANALYST)),
     ]
@@ -327,11 +322,13 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
         return [_parse_at(inner, rest, kind, f"{where}.{place}") for place, inner in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
-    keys = list(value) if key == "*" else [key]
-    changed = {
-        name: _parse_at(value[name], rest, kind, f"{where}.{name}".lstrip(".")) for name in keys if name in value
-    }
-    return {**value, **changed}
+    changed = dict(value)
+    for name in [*value] if key == "*" else [key] if key in value else []:
+        inner = value[name]
+        if not rest and kind in ("tool", "wrapper") and isinstance(inner, Mapping):
+            inner = {"type": name, **inner}  # its type is its name unless it says otherwise
+        changed[name] = _parse_at(inner, rest, kind, f"{where}.{name}".lstrip("."))
+    return changed
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

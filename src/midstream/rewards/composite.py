@@ -31,7 +31,7 @@ class CompositeConfig(RewardConfig):
 
     @field_validator("parts")
     @classmethod
-    def _check_names(cls, parts: Parts) -> Parts:
+    def _no_part_is_rule(cls, parts: Parts) -> Parts:
         if "rule" in parts:
             raise ValueError('no part may be called "rule": that is the rule-based score that a judge reports')
         return parts
@@ -88,7 +88,7 @@ class PerTaskConfig(RewardConfig):
 
     @field_validator("parts")
     @classmethod
-    def _check_names(cls, parts: Parts | None) -> Parts | None:
+    def _only_otherwise(cls, parts: Parts | None) -> Parts | None:
         if parts and (other := parts.keys() - {"otherwise"}):
             raise ValueError(f'its one part is called "otherwise", not {min(other)!r}')
         return parts

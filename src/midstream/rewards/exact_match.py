@@ -13,7 +13,8 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule
 from midstream.rewards.statement import conclusion, plain
 
-_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # the difference of "C++" and "C#", of "A+" and "A-"
+# The difference of "C++" and "C#", of "A+" and "A-".
+_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")
 _WHOLE = ("yes", "no", "noanswer")
 
 
@@ -39,7 +40,7 @@ class ExactMatch(Rule):
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer."""
-        match = _contains if self.config.match == "contains" else same
+        match = contains if self.config.match == "contains" else same
         said = plain(answer)
         forms = [form for form in (said, conclusion(said)) if form]
         return float(
@@ -78,7 +79,8 @@ def same(answer: str, accepted: str) -> bool:
     return bool(answer.strip()) and (articles or answer.split() == accepted.split())
 
 
-def _contains(answer: str, accepted: str) -> bool:
+def contains(answer: str, accepted: str) -> bool:
+    """Whether a text contains another's words, also as parts of words, and its numbers as whole numbers."""
     ours, theirs = words(answer), words(accepted)
     if not theirs:
         return same(answer, accepted)

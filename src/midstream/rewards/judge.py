@@ -196,6 +196,7 @@ class Judge:
             try:
                 calls = (*calls, await self._engine.sample(request))
             except RefusedError:
+                # The server refuses every request, so it stops the run and not this verdict alone.
                 raise
             except EngineError as error:
                 failure = error.of(RewardError, "the judge failed", code="judge-failed")

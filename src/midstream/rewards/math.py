@@ -60,11 +60,6 @@ class MathConfig(RewardConfig):
     precision: int = Field(default=6, ge=0, le=15)
     workers: int = Field(default=2, ge=1, le=1000)
 
-    @property
-    def limits(self) -> CodeLimits:
-        """The limits of one comparison."""
-        return CodeLimits(workers=self.workers, timeout_s=self.timeout_s, libraries=(LIBRARY,))
-
     def build(self, context: Context) -> Math:
         """Build it."""
         return Math(self, context.sandbox)
@@ -93,7 +88,8 @@ class Math:
                 fix="`midstream doctor` shows what a sandbox needs on this machine",
             )
         # Without a time limit for waiting: every comparison ends.
-        self.pool = PythonPool(config.limits, sandbox, queue_s=None, table="reward")
+        limits = CodeLimits(workers=config.workers, timeout_s=config.timeout_s, libraries=(LIBRARY,))
+        self.pool = PythonPool(limits, sandbox, queue_s=None, table="reward")
         if sandbox.tier != "remote" and not find_installed((LIBRARY,)):
             raise _not_installed()
         self._source = (resources.files("midstream.rewards") / "math_check.py").read_text(encoding="utf-8")

@@ -44,7 +44,9 @@ def report(asked: str, mark: str) -> None:
     print(mark, json.dumps(found))  # noqa: T201 - to the sandbox, for the host
 
 
-def check(golds: list[str], answer: str, precision: int, strict: bool, allow_set_relation_comp: bool) -> dict[str, Any]:
+def check(
+    golds: list[str], answer: str, precision: int, strict: bool, allow_set_relation_comp: bool
+) -> dict[str, object]:
     """{"right": whether the answer equals one of `golds`}, or {"unreadable": the gold with nothing to compare}.
 
     Without Math-Verify's time-out, which takes signals: the sandbox ends this process.
@@ -82,21 +84,20 @@ def parse(formula: str, other: str = "") -> list[Any]:
     formula = _DESCENDING.sub(r"\3<\2<\1", formula)
     # "x < -2, x > 4", which Math-Verify does not compare with a union; with "and" between them they are not a union.
     formula = formula if r"\cup" in other else formula.replace(r"\land", ",")
-    parts = [_FLIPPED.sub(_flip, part) for part in formula.split(",")]
+    # "4 < x" is "x > 4", the form that `_BOUND` reads.
+    parts = [
+        _FLIPPED.sub(lambda found: f"{found[3]} {_FLIP[found[2]]} {found[1]}", part) for part in formula.split(",")
+    ]
     bounds = [bound for part in parts if (bound := _BOUND.fullmatch(part))]
     if r"\cup" in other and len(bounds) == len(parts) and len({bound[3] for bound in bounds}) == 1:
         formula = r"\cup ".join(map(_interval, bounds))
-    if _RELATION.match(formula):  # "> 3" holds of what the other formula names
+    if _RELATION.match(formula):
+        # "> 3" holds of what the other formula names.
         named = re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", other)
         formula = f"{named[0] if named else 'x'} {formula}"
     # Its default settings: the sandbox compiled their patterns before the fork.
     wanted = [math_verify.LatexExtractionConfig()]
     return math_verify.parse(f"${formula}$", wanted, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-
-
-def _flip(found: re.Match[str]) -> str:
-    """`x > 4` for "4 < x"."""
-    return f"{found[3]} {_FLIP[found[2]]} {found[1]}"
 
 
 def _interval(bound: re.Match[str]) -> str:

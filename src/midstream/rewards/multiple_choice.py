@@ -80,7 +80,8 @@ def find_choice(answer: str, options: Mapping[str, str]) -> set[str]:
     start = named[-1].start() if named else 0
     clause = re.split(r"[.,:!?;\n]", text[:start])[-1]
     if _DENIAL.search(clause) or not _LEAD.fullmatch(" ".join(clause.split()[-1:])):
-        return set()  # "the wrong answer is", "the most dangerous choice is"
+        # "the wrong answer is", "the most dangerous choice is"
+        return set()
     last = [sentence for sentence in re.split(r"(?<=[.!?;])\s|\n", text) if sentence.strip(" .")][-1:]
     claims = [text[start:]] if named else [text, *last]
     return next((letters for claim in claims if (letters := _first_option(claim, options)) is not None), set())

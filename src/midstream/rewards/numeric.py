@@ -61,14 +61,17 @@ class Numeric(Rule):
         """Compare with every accepted answer that is a number."""
         stated = state(answer, " ".join((task.question, *task.answers)))
         found = number_of(with_point(stated.formula))
+        if found is None:
+            return 0.0
         in_percent = bool(_PERCENT.search(task.question))
-        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted_numbers(task)))
-
-    def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
-        values = [found.value if gold.percent or in_percent else found.share]
-        values += [100 * found.value] if gold.percent and not (found.percent or in_percent) else []
         relative, absolute = Fraction(self.config.relative_tolerance), Fraction(self.config.absolute_tolerance)
-        return any(abs(value - gold.value) <= max(relative * abs(gold.value), absolute) for value in values)
+        for gold in _accepted_numbers(task):
+            values = [found.value if gold.percent or in_percent else found.share]
+            # A share without a sign may be meant: 0.42 of a gold answer of 42%.
+            values += [100 * found.value] if gold.percent and not (found.percent or in_percent) else []
+            if any(abs(value - gold.value) <= max(relative * abs(gold.value), absolute) for value in values):
+                return 1.0
+        return 0.0
 
 
 class NumericConfig(RewardConfig):
@@ -127,7 +130,8 @@ def number_of(formula: str) -> Number | None:
     *before, last = _LIST.split(formula)
     if not all(map(_COMPUTED.fullmatch, before)):
         numbers = [number_of(part) for part in (*before, last)]
-        one = len({number and number.share for number in numbers}) == 1 and last not in before  # "5,5" may be 5.5
+        # "5,5" may be 5.5.
+        one = len({number and number.share for number in numbers}) == 1 and last not in before
         return numbers[-1] if one else None
     exactly, *about = _EQUALS.split(last)[-1].split(r"\approx")
     text = _FRACTION.sub(r" \1/\2", exactly if re.search(r"[0-9]", exactly) else "".join(about))

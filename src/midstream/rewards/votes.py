@@ -10,7 +10,8 @@ from midstream.rewards.multiple_choice import find_choice
 from midstream.rewards.numeric import number_of
 from midstream.rewards.statement import answer_value, state
 
-_ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)  # "the 7" is the number
+# "the 7" is the number.
+_ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
 _OPTION = re.compile(r"^([A-Z])\. (.+)$", re.MULTILINE)
 
 

@@ -26,7 +26,8 @@ from midstream.sources.finite import Finite, Split, check_known
 from midstream.sources.questions import Fields, make_task
 from midstream.sources.records import BadRowError, Faults, LeftOutError, Record, read_records
 
-_TOLERATED = 100  # training proceeds with one bad row for this many good ones
+# Training proceeds with one bad row for this many good ones.
+_TOLERATED = 100
 _GROUPS = tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))
 
 
@@ -168,7 +169,8 @@ class BenchmarkTasks(Finite):
                 tasks.append(task)
             elif benchmark.merge:
                 left_out["it repeats an earlier question"] += 1
-            else:  # a repeated question is another task, with an id of its own
+            else:
+                # A repeated question is another task, with an id of its own.
                 tasks.append(task.model_copy(update={"id": f"{task.id}-{seen[task.id]}"}))
         if benchmark.use == "training" and 0 < faults.total <= len(tasks) // _TOLERATED:
             left_out[f"bad rows, the first: {faults.shown[0]}"] = faults.total
@@ -246,7 +248,8 @@ def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | Non
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        with redirect_stderr(sys.__stderr__):  # its progress bars are carriage returns, which are cleaned elsewhere
+        # Its progress bars are carriage returns, which midstream's own streams clean away.
+        with redirect_stderr(sys.__stderr__):
             return datasets.load_dataset(repository, config or None, split=split, revision=revision)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__

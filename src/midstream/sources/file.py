@@ -31,12 +31,13 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
-from midstream.sources.finite import SPLITS, Finite, Split
+from midstream.sources.finite import SPLITS, Finite, Split, check_known
 from midstream.sources.questions import Fields, as_text, as_texts, by_letter, from_json, letter_of, make_task
 from midstream.sources.records import BadRowError, Faults, Record, json_excerpt, read_records, record_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
-_TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
+# Shares add up to 1 only as far as floats can.
+_TOLERANCE = 1e-9
 
 
 # Other words for the names of splits in a row's own field, which data sets use.
@@ -51,14 +52,11 @@ class RowTasks(Finite):
         splits = SPLITS if config.split_field else [name for name in SPLITS if name in config.splits]
         super().__init__(what, splits, config.counts)
 
-    @property
-    def split_fix(self) -> str:
-        """Rows serve the splits that they or the settings name."""
-        return f'give it a share, e.g. splits = {{ train = 0.8, test = 0.2 }}, or set `split = "{self.splits[0]}"`'
-
     def tasks(self, split: str) -> list[Task]:
         """Return all tasks of a split, of those that the rows have."""
         self._read()
+        fix = f'give it a share, e.g. splits = {{ train = 0.8, test = 0.2 }}, or set `split = "{self.splits[0]}"`'
+        check_known("split", [split], self.splits, self.what, fix)
         return super().tasks(split)
 
     @property
@@ -202,14 +200,15 @@ def function_records(
     One with a parameter `split` is called for each split and returns its rows, or none; `seed` receives the setting
     `split_seed`. Raises `RecipeError` if it raises, or returns no rows.
     """
-    takes, earlier = inspect.signature(function).parameters, dict[str, str | None]()
+    takes = inspect.signature(function).parameters
     example = 'return a list of rows such as {"question": "...", "answer": "..."}'
     for split in SPLITS if "split" in takes else [None]:
         passed = {"split": split, "seed": config.split_seed}
         try:
             returned = function(**{name: passed[name] for name in passed.keys() & takes.keys()})
             rows = None if isinstance(returned, str | bytes | Mapping | None) else list(returned)
-        except (Exception, SystemExit) as error:  # what a user's function raises can be anything
+        # What a user's function raises can be anything.
+        except (Exception, SystemExit) as error:
             raise RecipeError(
                 f"{reference} gave no tasks: {described(error)}",
                 code="tasks-failed",
@@ -223,13 +222,6 @@ def function_records(
                 cause=f"{name_of(reference)} ends without `return`" if returned is None else "",
                 fix=example,
             )
-        if rows and config.duplicates == "error" and (other := earlier.get(repr(rows))):
-            raise RecipeError(
-                f"{reference} returns the same rows for split {other!r} and {split!r}",
-                code="tasks-failed",
-                fix="return other rows for each split, [] for none; or leave the parameter `split` out",
-            )
-        earlier[repr(rows)] = split
         for number, row in enumerate(rows, 1):
             place = f"row {number}" + (f" of {split}" if split else "")
             for record in record_of(place, row, faults):
@@ -271,9 +263,6 @@ class RowsConfig(TasksConfig):
             raise ValueError("both split_field and splits say which split a row is in: leave one out")
         if abs(sum(self.splits.values()) - 1) > _TOLERANCE:
             raise ValueError(f"the shares in splits add up to {sum(self.splits.values()):g}, not to 1")
-        names = [self.question_field, self.answer_field, self.id_field, self.family_field, self.split_field]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two settings name the field {twice[0]!r}")
         return self
 
 

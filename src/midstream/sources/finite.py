@@ -6,7 +6,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
@@ -38,7 +38,7 @@ class Finite:
 
     def tasks(self, split: str) -> list[Task]:
         """Return all tasks of a split. Raises `RecipeError` if it does not exist, or is empty."""
-        check_known("split", [split], self.splits, self.what, self.split_fix)
+        check_known("split", [split], self.splits, self.what, SPLIT_FIX)
         if split not in self._loaded:
             self._loaded[split] = self.load(split)
         if not self._loaded[split]:
@@ -51,11 +51,6 @@ class Finite:
             self._check(count, len(self._loaded[split]), split, "`counts`")
             self._loaded[split] = _draw(self._loaded[split], count, split, DRAW_SEED)
         return self._loaded[split]
-
-    @property
-    def split_fix(self) -> str:
-        """How to fix a request for a split that does not exist."""
-        return SPLIT_FIX
 
     @property
     def families(self) -> Sequence[str]:
@@ -156,6 +151,6 @@ class NoTasks:
         """Draw nothing."""
         raise UsageError("the recipe names no tasks", code="no-tasks", fix="add [tasks] to the recipe, or --tasks FILE")
 
-    def fixed(self, split: str, **_: Any) -> NoReturn:
+    def fixed(self, split: str, **_: object) -> NoReturn:
         """Draw nothing."""
         self.sample(split, 0, 0)

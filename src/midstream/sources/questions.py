@@ -40,7 +40,8 @@ def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", ins
     digest = hashlib.blake2b(asked.encode(), digest_size=6).hexdigest()
     lines = [fields.question, *(f"{letter}. {text}" for letter, text in fields.options.items())]
     aliases = fields.aliases
-    if fields.options:  # the option's text counts too, unless it reads as another option's letter
+    if fields.options:
+        # The option's text counts too, unless it reads as another option's letter.
         aliases = [text for text in [fields.options[fields.answer]] if text not in fields.options]
     metadata = {**fields.metadata, **({"options": dict(fields.options)} if fields.options else {})}
     return Task(
@@ -64,7 +65,7 @@ def from_json(value: Any) -> Any:
         raise BadRowError(f"{json_excerpt(value)} is no JSON list or table: {error}") from error
 
 
-def as_text(value: Any, name: str) -> str:
+def as_text(value: object, name: str) -> str:
     """Convert an answer to text, as JSON writes it. Raises `BadRowError` for a missing, empty or structured value."""
     if value is None:
         raise BadRowError(f"{name!r} is missing or null")
@@ -79,14 +80,14 @@ def as_text(value: Any, name: str) -> str:
     return value.strip()
 
 
-def as_texts(value: Any, name: str) -> list[str]:
+def as_texts(value: object, name: str) -> list[str]:
     """Convert one answer or a list of them to texts."""
     if isinstance(value, list | tuple) and not value:
         raise BadRowError(f"{name!r} is an empty list")
     return [as_text(answer, name) for answer in (value if isinstance(value, list | tuple) else [value])]
 
 
-def by_letter(options: Any, name: str = "options") -> dict[str, str]:
+def by_letter(options: object, name: str = "options") -> dict[str, str]:
     """Map letters to the texts of options, given as a table by letter or a list with or without letters.
 
     Raises `BadRowError` if they are fewer than two or more than 26, or neither a list nor a table.
@@ -124,7 +125,7 @@ def letter_of(answer: str, options: Mapping[str, str]) -> str:
     return named.pop()
 
 
-def whole(value: Any, name: str) -> str:
+def whole(value: object, name: str) -> str:
     """Strip leading zeros and a fraction of zero off a number: "033" is 33, 27.0 is 27; keep other texts."""
     text = as_text(value, name)
     found = re.fullmatch(r"0*(\d+)(?:\.0*)?", text)

@@ -13,7 +13,7 @@ are those of the package countryinfo, and answers are computed from them; `local
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
 from typing import Literal
@@ -31,36 +31,24 @@ FACTS: tuple[Family, ...] = ("lookup", "difference", "sum")
 
 _ASKED = (("What is {}?", "Compute {}.", "Work out the value of {}."), ("How much is {}?", "Give the result of {}."))
 _NAMES = (("Tom", "Ana", "Lee", "Mia"), ("Omar", "Ruth"))
-_Story = tuple[str, Callable[[int, int, int], int]]
-_STORIES: tuple[tuple[_Story, ...], ...] = (
+# A story's answer is a * b, plus or minus c.
+_STORIES: tuple[tuple[tuple[str, int], ...], ...] = (
     (
-        (
-            "A shop sells {a} boxes with {b} pens each and then {c} single pens. How many pens does it sell?",
-            lambda a, b, c: a * b + c,
-        ),
-        (
-            "{n} reads {b} pages a day for {a} days, and then {c} more pages. How many pages does {n} read in all?",
-            lambda a, b, c: a * b + c,
-        ),
-        (
-            "A farm has {a} rows of {b} trees. {c} trees are cut down. How many trees are left?",
-            lambda a, b, c: a * b - c,
-        ),
+        ("A shop sells {a} boxes with {b} pens each and then {c} single pens. How many pens does it sell?", 1),
+        ("{n} reads {b} pages a day for {a} days, and then {c} more pages. How many pages does {n} read in all?", 1),
+        ("A farm has {a} rows of {b} trees. {c} trees are cut down. How many trees are left?", -1),
         (
             "{n} earns {b} dollars an hour and works {a} hours, then pays {c} dollars of rent. How many dollars are "
             "left?",
-            lambda a, b, c: a * b - c,
+            -1,
         ),
     ),
     (
-        (
-            "A train has {a} cars with {b} seats each, and {c} seats are taken. How many seats are free?",
-            lambda a, b, c: a * b - c,
-        ),
+        ("A train has {a} cars with {b} seats each, and {c} seats are taken. How many seats are free?", -1),
         (
             "{n} packs {a} crates with {b} apples each and has {c} apples left over. How many apples are there "
             "altogether?",
-            lambda a, b, c: a * b + c,
+            1,
         ),
     ),
 )
@@ -81,6 +69,7 @@ class Quiz(Endless):
         self._facts = countries() if set(FACTS) & set(config.families) else {}
         names = list(self._facts)
         Random(derive_seed("quiz", "countries", config.seed)).shuffle(names)
+        # A country is in one split only, so no fact of a test is learned in training.
         train, validation = int(len(names) * 0.6), int(len(names) * 0.7)
         self.splits = dict(zip(SPLITS, (names[:train], names[train:validation], names[validation:]), strict=True))
 
@@ -98,12 +87,21 @@ class Quiz(Endless):
     def _question(self, split: str, family: str, draws: Random) -> tuple[str, int]:
         words = 0 if split == "train" else 1
         if family == "expression":
-            text, value = _expression(draws)
+            a, b, c, d = (draws.randint(12, 99) for _ in range(4))
+            n = draws.randint(120, 999)
+            forms = (
+                (f"{n} * {b} + {c * 11}", n * b + c * 11),
+                (f"({a} + {b}) * {c} - {d}", (a + b) * c - d),
+                (f"{n} - {a} * {b} + {d * 37}", n - a * b + d * 37),
+                (f"{a} * {b} * {c}", a * b * c),
+                (f"{n * 13} - {b * c} + {d}", n * 13 - b * c + d),
+            )
+            text, value = draws.choice(forms)
             return draws.choice(_ASKED[words]).format(text), value
         if family == "words":
-            story, calculate = draws.choice(_STORIES[words])
+            story, sign = draws.choice(_STORIES[words])
             a, b, c = draws.randint(23, 98), draws.randint(23, 98), draws.randint(101, 500)
-            return story.format(a=a, b=b, c=c, n=draws.choice(_NAMES[words])), calculate(a, b, c)
+            return story.format(a=a, b=b, c=c, n=draws.choice(_NAMES[words])), a * b + sign * c
         field = draws.choice(_FIELDS)
         first, second = draws.sample(list(self.splits[split]), 2)
         x, y = (int(self._facts[name][field]) for name in (first, second))
@@ -136,19 +134,6 @@ class QuizConfig(TasksConfig):
 
     families: tuple[Family, ...] = ARITHMETIC
     seed: int = 0
-
-
-def _expression(draws: Random) -> tuple[str, int]:
-    a, b, c, d = (draws.randint(12, 99) for _ in range(4))
-    n = draws.randint(120, 999)
-    forms = (
-        (f"{n} * {b} + {c * 11}", n * b + c * 11),
-        (f"({a} + {b}) * {c} - {d}", (a + b) * c - d),
-        (f"{n} - {a} * {b} + {d * 37}", n - a * b + d * 37),
-        (f"{a} * {b} * {c}", a * b * c),
-        (f"{n * 13} - {b * c} + {d}", n * 13 - b * c + d),
-    )
-    return draws.choice(forms)
 
 
 @cache

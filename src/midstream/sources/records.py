@@ -88,12 +88,10 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
             yield from reader(file, faults)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UsageError(f"{path} cannot be unpacked: {error}", code="file-invalid", fix=f"gzip -t {path}") from error
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no file {path}", code="file-not-found", fix=f"ls -l {path.parent}") from error
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}", code="file-unreadable", fix=f"ls -l {path}"
-        ) from error
+        code = "file-not-found" if isinstance(error, FileNotFoundError) else "file-unreadable"
+        what = f"{path} cannot be read: {error.strerror or error}"
+        raise UsageError(what, code=code, fix=f"ls -l {path.parent}") from error
 
 
 def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
@@ -133,7 +131,8 @@ def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]
     # Bytes that are no UTF-8 become surrogates, which no record can hold, so that their row is a fault.
     lines = (line.decode("utf-8" if place else "utf-8-sig", "surrogateescape") for place, line in enumerate(file))
     rows = csv.reader(lines, delimiter=separator, strict=True)
-    header, first = None, 1  # a row may span several lines; its place is the first of them
+    # A row may span several lines; its place is the first of them.
+    header, first = None, 1
     try:
         for cells in rows:
             place, first = f"line {first}", rows.line_num + 1
@@ -164,7 +163,8 @@ def _parquet(file: IO[bytes], faults: Faults, *, columns: Sequence[str]) -> Iter
         for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             try:
                 yield from record_of(f"row {number}", row, faults)
-            except TypeError as error:  # a date, bytes, a decimal number
+            except TypeError as error:
+                # A date, bytes, a decimal number.
                 faults.add(f"row {number}", f"it cannot be kept: {error}")
     except ArrowException as error:
         raise UsageError(

@@ -37,6 +37,7 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     except PromptTooLongError as error:
         return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
     except RefusedError:
+        # The server refuses every request, so it stops the run and not this call alone.
         raise
     except EngineError as error:
         raise error.of(ToolServerError, f"the model of tool {tool} failed", code=error.code) from error

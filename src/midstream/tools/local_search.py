@@ -227,7 +227,8 @@ def passages(text: str, size: int, overlap: int) -> Iterator[Span]:
     start = 0
     while start + size < len(text):
         end = start + size
-        for mark in ("\n", ". ", " "):  # best first
+        # The best end first.
+        for mark in ("\n", ". ", " "):
             found = text.rfind(mark, start + size // 2, start + size)
             if found >= 0:
                 end = found + len(mark)

@@ -151,26 +151,21 @@ class Recording:
         tables, here = self._tables(), origin.relevant
         if origin.key in tables:
             return [RecordedTool(spec, self, here) for spec in tables[origin.key].tools]
-        fix = f"record it with --record {self.directory}"
         others = [known.settings for known in tables.values() if known.table == origin.table]
-        if not others:
-            raise UsageError(
-                f"{self.directory} holds no recording of [tools.{origin.table}]",
-                code="not-recorded",
-                cause=f"it holds {', '.join(sorted({known.table for known in tables.values()})) or 'nothing'}",
-                fix=f"{fix}, or leave [tools.{origin.table}] out",
+        cause = f"it holds {', '.join(sorted({known.table for known in tables.values()})) or 'nothing'}"
+        if others:
+            there = others[-1]
+            cause = "; ".join(
+                shorten(f"{name} was {there.get(name)!r}, and is {here.get(name)!r}", 200)
+                for name in {**there, **here}
+                if there.get(name) != here.get(name)
             )
-        there = others[-1]
-        differences = [
-            shorten(f"{name} was {there.get(name)!r}, and is {here.get(name)!r}", 200)
-            for name in {**there, **here}
-            if there.get(name) != here.get(name)
-        ]
         raise UsageError(
-            f"{self.directory} holds no recording of [tools.{origin.table}] with these settings",
+            f"{self.directory} holds no recording of [tools.{origin.table}]{' with these settings' if others else ''}",
             code="not-recorded",
-            cause="; ".join(differences),
-            fix=f"{fix}, or use the settings that it was recorded with",
+            cause=cause,
+            fix=f"record it with --record {self.directory}, "
+            + ("or use the settings that it was recorded with" if others else f"or leave [tools.{origin.table}] out"),
         )
 
     def sandbox(self, origin: RecordingOrigin) -> str:
@@ -203,6 +198,7 @@ class Recording:
         """Store an answer and return it, or the one that another process stored first."""
         calls = _CALLS.dump_json(result.calls).decode()
         row = (key, tool, canonical(arguments), result.ok, result.text, calls, duration_s)
+        # Another process may have been faster: its answer serves every equal request.
         with self.file.access() as connection:
             connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         return self.find(key) or result
@@ -233,7 +229,7 @@ class RecordedTool:
             InfrastructureError: the tool's; nothing is stored.
             StorageError: the recording could not be read or written.
         """
-        key = request_key(self.name, self._settings, arguments)
+        key = digest([self.name, self._settings, arguments])
         if self._tool is None:
             found = self._recording.find(key)
             if found is not None:
@@ -263,11 +259,6 @@ class RecordedTool:
                 await self._tool.close()
         finally:
             await self._recording.close()
-
-
-def request_key(tool: str, settings: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> str:
-    """SHA-256, in hexadecimal, of the canonical JSON of a request."""
-    return digest([tool, settings, arguments])
 
 
 def canonical(value: object) -> str:

@@ -18,12 +18,11 @@ from typing import Any
 from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, Tally, tool_marks
-from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
-from midstream.core.tool import PerRun
+from midstream.core.tool import PerRun, RunProgress
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget

@@ -8,13 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
-from midstream.components.component import Component, ComponentConfig, Table
+from midstream.components.component import Component, ComponentConfig, Table, Wrappers
 from midstream.components.kinds import config_class
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
-from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -184,7 +183,7 @@ class WarmStartConfig(SupervisedConfig):
         shared_prefixes: compute what the prompts of a batch share once; needs `prompt_weight = 0`
         copying: share of updates on random tokens that come twice, of which the second time is learned; a small
             language model learns to copy names from them
-        degraded: tools by name that are worse for the teacher, with the settings of `[degraded.NAME]`
+        wrappers: what wraps a tool of the teacher, as in `[wrappers]`
     """
 
     steps: int = Field(default=450, ge=0)
@@ -199,7 +198,7 @@ class WarmStartConfig(SupervisedConfig):
     lessons: float = Field(default=0.0, ge=0, le=1)
     shared_prefixes: bool = False
     copying: float = Field(default=0.0, ge=0, lt=1)
-    degraded: dict[str, DegradedConfig] = {}
+    wrappers: Wrappers = {}
 
     @model_validator(mode="after")
     def _shared_prompts_are_not_learned(self) -> WarmStartConfig:

@@ -188,8 +188,8 @@ async def warm_start(
     if config.file is not None:
         rows = rows_of_file(config.file, student)
     else:
-        worse = SetConfig(name="warm start", degraded=config.degraded) if config.degraded else None
-        environment = make_environment(planner=teacher, chosen=worse)
+        wrapped = SetConfig(name="warm start", wrappers=config.wrappers) if config.wrappers else None
+        environment = make_environment(planner=teacher, chosen=wrapped)
         # A teacher that answers as an engine shows the replies of every module that asks the model.
         asked = environment.engines.get("planner")
         roles = {"planner", *(role for role, engine in environment.engines.items() if engine is asked)}

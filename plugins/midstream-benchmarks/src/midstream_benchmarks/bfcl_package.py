@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import RecipeError
-from midstream.sources.functions import FunctionSpec
 from midstream_benchmarks.reading import reading
+from midstream_worlds.functions import FunctionSpec
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 mpmath"

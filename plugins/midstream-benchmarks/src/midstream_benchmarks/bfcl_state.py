@@ -30,9 +30,9 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.tool import ToolResult
-from midstream.sources.functions import FunctionSpec, Invocation
 from midstream_benchmarks.bfcl_package import Entry, Package, parse_call
 from midstream_benchmarks.reading import matched_calls
+from midstream_worlds.functions import FunctionSpec, Invocation
 
 MOST_DIGITS = 10_000  # of a result: a longer computation is refused
 _BITS_PER_DIGIT = 3.33

@@ -23,9 +23,9 @@ from midstream.core.source import OVER, Dialogue, UserTurn
 from midstream.core.task import Task
 from midstream.core.tool import ToolResult
 from midstream.sources.finite import SPLITS, Finite
-from midstream.sources.functions import Invocation, StateFunction
 from midstream_benchmarks.bfcl_package import CATEGORIES, Entry, Package, package
 from midstream_benchmarks.bfcl_state import Judge, State
+from midstream_worlds.functions import Invocation, StateFunction
 
 SCENARIOS = 200  # of each category
 # A scenario has a class of one of these domains; its other classes occur in all of them.

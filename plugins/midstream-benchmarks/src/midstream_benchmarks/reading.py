@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from midstream.core.errors import RecipeError
-from midstream.sources.functions import Invocation
+from midstream_worlds.functions import Invocation
 
 
 def matched_calls(made: Sequence[Invocation], expected: Sequence[Invocation]) -> int:

@@ -48,8 +48,8 @@ from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Message, Sampling
 from midstream.sandbox.arithmetic import evaluate
 from midstream.sources.finite import Finite
-from midstream.sources.functions import FunctionSpec, Invocation, StateFunction
 from midstream_benchmarks.reading import matched_calls, reading
+from midstream_worlds.functions import FunctionSpec, Invocation, StateFunction
 
 STOP = "###STOP###"  # tau-bench's mark of a user who has what they wanted, or gives up
 _GREETING = "Hello, what can I do for you?"

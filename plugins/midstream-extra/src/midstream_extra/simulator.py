@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import Recipe
 from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
+from midstream_extra.simulated import SimulatedConfig
 from midstream_extra.transcripts import Label, UsefulJudge, by_rule, write_transcripts
 
 HELP = "write what a simulated search engine is trained on"
@@ -24,7 +26,7 @@ HELP = "write what a simulated search engine is trained on"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `simulator`."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories with searches of the real tool")
-    parser.add_argument("--recipe", required=True, help="the recipe that will use the simulator: [simulated.TOOL]")
+    parser.add_argument("--recipe", required=True, help="the recipe with [wrappers.TOOL.simulated]")
     parser.add_argument("--out", required=True, metavar="FILE.jsonl", help="the transcripts, for warm_start.file")
     parser.add_argument(
         "--tool", metavar="NAME", help="the table of whose searches (default: the recipe's one simulated tool)"
@@ -37,12 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the transcripts; print how many are useful, how many noisy, and what was left out."""
     recipe, out = changed_recipe(options.recipe, overrides=options.overrides), Path(options.out)
-    table = options.tool or _only_table(recipe)
-    if (config := recipe.simulated.get(table)) is None or table not in recipe.tools:
+    simulated = {
+        name: wrapper.config
+        for name, wrappers in recipe.wrappers.items()
+        for wrapper in wrappers.values()
+        if isinstance(wrapper.config, SimulatedConfig)
+    }
+    table = options.tool or _only(simulated, recipe)
+    if (config := simulated.get(table)) is None or table not in recipe.tools:
         raise UsageError(
-            f"recipe {recipe.name!r} has no [simulated.{table}], or no [tools.{table}]",
+            f"recipe {recipe.name!r} has no [wrappers.{table}.simulated], or no [tools.{table}]",
             code="unknown-tool",
-            fix=f"name one of: {', '.join(recipe.simulated) or 'none'}; or a recipe that simulates the tool",
+            fix=f"name one of: {', '.join(simulated) or 'none'}; or a recipe that simulates the tool",
         )
     tool = _called(table, recipe.tools[table])
     runs = [RunDirectory.open(Path(run)) for run in options.runs]
@@ -73,13 +81,13 @@ def _called(table: str, component: Component) -> str:
     return component.alias or getattr(getattr(component.config, "component", None), "name", table)
 
 
-def _only_table(recipe: Recipe) -> str:
-    if len(recipe.simulated) != 1:
+def _only(simulated: Mapping[str, SimulatedConfig], recipe: Recipe) -> str:
+    if len(simulated) != 1:
         raise UsageError(
-            f"recipe {recipe.name!r} simulates {', '.join(recipe.simulated) or 'no tool'}",
+            f"recipe {recipe.name!r} simulates {', '.join(simulated) or 'no tool'}",
             code="missing-option",
             fix="add --tool NAME"
-            if recipe.simulated
-            else "name a recipe with [simulated.TOOL], such as zerosearch-tiny",
+            if simulated
+            else "name a recipe with [wrappers.TOOL.simulated], such as zerosearch-tiny",
         )
-    return next(iter(recipe.simulated))
+    return next(iter(simulated))

@@ -18,7 +18,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from midstream.core.answers import holds
 from midstream.core.engine import Engine
 from midstream.core.errors import UsageError
 from midstream.core.task import Task
@@ -28,7 +27,15 @@ from midstream.rewards.judge import Judge, JudgeConfig
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_file, encode_record
-from midstream.tools.simulated import Kind, SimulatedConfig, SimulatorPrompt, query_of, read_documents, write_documents
+from midstream_extra.corpus import holds
+from midstream_extra.simulated import (
+    Kind,
+    SimulatedConfig,
+    SimulatorPrompt,
+    query_of,
+    read_documents,
+    write_documents,
+)
 
 _AT_ONCE = 64  # requests to a judge
 
@@ -88,7 +95,7 @@ async def write_transcripts(
 ) -> tuple[Exported, Counter[Kind]]:
     """Write a transcript of each different search of `tool` to `path`, a new file for `warm_start.file`.
 
-    A transcript's user message is the prompt of `tools.simulated.ModelSimulator` with the settings `config`, its reply
+    A transcript's user message is the prompt of `simulated.ModelSimulator` with the settings `config`, its reply
     the documents in the form that this reads. `tool` is its name in trajectories. `parts` is a pattern of parts of the
     runs, by default what they learned from, of an evaluation all. Left out are trajectories that ended in an error, of
     a strategy, and with `by_rule` those without a reward. Returns what was written, and how many transcripts there are

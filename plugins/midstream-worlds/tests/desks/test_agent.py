@@ -15,11 +15,11 @@ from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, without_clocks
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.rewards.dialogue import DialogueSuccess
 from midstream.rollout import Environment, RolloutConfig, rollout
 from midstream_worlds.desks.agent import agent_reply
 from midstream_worlds.desks.dialogue import Plan
 from midstream_worlds.desks.tasks import CATEGORIES, Desks, DesksConfig
+from midstream_worlds.dialogue_reward import DialogueSuccess
 from midstream_worlds.simulated import SimulatedConfig, SimulatedEngine
 from support.errors import coded
 

@@ -48,7 +48,7 @@ from typing import Any, Self, TypeVar, get_type_hints
 from pydantic import JsonValue, TypeAdapter
 
 from midstream.core.data import whole
-from midstream.sources.functions import FunctionSpec
+from midstream_worlds.functions import FunctionSpec
 
 Result = dict[str, Any]  # JSON
 State = dict[str, JsonValue]

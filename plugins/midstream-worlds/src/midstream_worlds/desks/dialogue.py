@@ -25,9 +25,9 @@ from midstream.core.seeds import derive_seed
 from midstream.core.source import OVER, Dialogue, UserTurn
 from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
-from midstream.sources.functions import Invocation, StateFunction
 from midstream_worlds.desks import files, vehicle
 from midstream_worlds.desks.desk import Desk, Goal, Result, State
+from midstream_worlds.functions import Invocation, StateFunction
 
 DESKS: dict[str, type[Desk]] = {"vehicle": vehicle.Vehicle, "files": files.Files}
 GOALS: dict[str, tuple[Goal, ...]] = {"vehicle": vehicle.GOALS, "files": files.GOALS}

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from midstream.components.component import Context
-from midstream.core.answers import holds, words
+from midstream.core.answers import words
+from midstream.core.errors import RecipeError
+from midstream.recipe.check import tasks_config
+from midstream.recipe.schema import Recipe
 from midstream.tools.local_search import LocalSearchConfig
 
 # Passages from which made-up ones are put together.
@@ -52,6 +55,23 @@ class Corpus:
     async def close(self) -> None:
         """Close the index."""
         await self._search.close()
+
+
+def holds(text: str, answer: str) -> bool:
+    """Return whether a text holds all words of an answer, in order and without others between; false for no words."""
+    ours, theirs = words(text), words(answer)
+    starts = range(len(ours) - len(theirs) + 1) if theirs else ()
+    return any(ours[start : start + len(theirs)] == theirs for start in starts)
+
+
+def check_documents(where: str, recipe: Recipe, index: Path | None, *, fix: str = "") -> None:
+    """Check that the wrapper at `where` has documents to draw from. Raises `RecipeError`."""
+    if index is None and not tasks_config(recipe.tasks).world:
+        raise RecipeError(
+            f"{where} has no documents to draw from: tasks of type {recipe.tasks.type!r} have none",
+            code="world-missing",
+            fix=f"midstream index build DOCUMENTS.jsonl, and set {where}.index to the file that it prints{fix}",
+        )
 
 
 def _other(value: str, pool: Sequence[str], rng: random.Random) -> str:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from midstream.core.schedule import Probability, RunProgress, Schedule
+from midstream.core.tool import RunProgress
+from midstream_extra.schedule import Probability, Schedule
 
 probabilities = st.floats(0, 1)
 read = TypeAdapter(Probability).validate_python

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from midstream.agents.formats import parse_action
 from midstream.agents.prompted import PlannerConfig
-from midstream.agents.released import ReleasedPlanner, ReleasedPlannerConfig
 from midstream.cli.main import main
-from midstream.core.errors import RecipeError
 from midstream.core.tool import Tool
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from support.errors import coded
+from midstream_web.released import (
+    ReleasedExecutor,
+    ReleasedExecutorConfig,
+    ReleasedPlanner,
+    ReleasedPlannerConfig,
+)
 from support.llm_server import LLMServer, prompt_of
 
 # The released prompt as its repository has it: its headings and labels, in their order, around values in Python.
@@ -125,7 +126,7 @@ def test_whatever_a_tool_writes_stays_inside_its_value():
     action = Action(tool=NAME, sub_goal="it's", context="c")
     memory = Memory().append(MemoryRecord(turn=1, action=action, command=Command(tool=NAME, arguments={"query": evil})))
     memory = memory.append(MemoryRecord(turn=2, action=action, error=evil))
-    values = ReleasedPlanner(ReleasedPlannerConfig())._prompt_values(f"q {evil}", [Ask()], memory)
+    values = ReleasedPlanner(ReleasedPlannerConfig()).prompt_values(f"q {evil}", [Ask()], memory)
     assert "<|im_" not in "".join(values.values())
     assert "\n" not in values["memory"]
     steps = ast.literal_eval(values["memory"])
@@ -155,54 +156,11 @@ def test_its_replies_are_read(reply: str):
     assert "45" in action.context
 
 
+@pytest.mark.parametrize("mode", ["code", "arguments"])
+def test_its_executor_has_a_prompt_for_each_mode(mode: Any):
+    assert ReleasedExecutor(ReleasedExecutorConfig(mode=mode)).shows_lessons
+
+
 def test_the_component_is_a_planner_like_another():
     assert issubclass(ReleasedPlannerConfig, PlannerConfig)
     assert not ReleasedPlanner(ReleasedPlannerConfig()).shows_lessons
-
-
-# -- aliases ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_alias_is_what_agents_call_a_tool():
-    with Build(load_recipe("gazetteer-prompted", ["tools.python.alias=calculator"])) as build:
-        assert [tool.name for tool in build.tools] == ["calculator", "local_search"]
-    assert load_recipe("gazetteer-prompted", ["tools.python.alias=calculator"]).table()["tools"]["python"]["alias"]
-
-
-def test_a_template_calls_a_tool_by_its_alias():
-    changed = ["agent.template=search-r1", 'tools={ wikipedia = { alias = "search" }, python = false }']
-    with Build(load_recipe("artist-prompted", changed)) as build:
-        assert [tool.name for tool in build.tools] == ["search"]
-    with pytest.raises(RecipeError, check=coded("unknown-tool", "search", "python")):
-        Build(load_recipe("artist-prompted", changed[:1]))
-
-
-@pytest.mark.parametrize(
-    ("alias", "code"), [("two words", "recipe-invalid"), ("", "recipe-invalid"), ("local_search", "name-clash")]
-)
-def test_an_alias_is_a_name_that_no_other_tool_has(alias: str, code: str):
-    with (
-        pytest.raises(RecipeError, check=coded(code, alias)),
-        Build(load_recipe("gazetteer-prompted", [f'tools.python.alias="{alias}"'])) as build,
-    ):
-        assert build.tools
-
-
-def test_an_alias_renames_any_tool(tmp_path: Path):
-    """A tool of one's own whose name is a property, or that has slots, cannot be changed in place."""
-    (tmp_path / "mine.py").write_text(
-        "from midstream.core.tool import ToolResult\n"
-        "class Slotted:\n"
-        "    __slots__ = ()\n"
-        "    name = property(lambda self: 'own')\n"
-        "    description, parameters = 'Echoes.', {'type': 'object', 'properties': {}}\n"
-        "    timeout_s, output_tokens = 1.0, 10\n"
-        "    async def call(self, arguments):\n"
-        "        return ToolResult(text='called')\n"
-        "    async def close(self):\n"
-        "        pass\n"
-    )
-    own = f"tools.mine={{type='{tmp_path}/mine.py:Slotted',alias='search'}}"
-    with Build(load_recipe("gazetteer-prompted", [own])) as build:
-        [tool] = [tool for tool in build.tools if tool.name == "search"]
-        assert asyncio.run(tool.call({})).text == "called"

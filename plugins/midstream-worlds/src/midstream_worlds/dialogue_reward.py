@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
 
 from midstream.components.component import RewardConfig
 from midstream.core.data import problems_of
@@ -13,14 +13,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward
 
-
-def _no_more_than_all(pair: tuple[int, int]) -> tuple[int, int]:
-    if pair[0] > pair[1]:
-        raise ValueError(f"{pair[0]} of {pair[1]} is more than all")
-    return pair
-
-
-Matched = Annotated[tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_no_more_than_all)]
+Matched = tuple[NonNegativeInt, NonNegativeInt]
 
 
 class TurnOutcome(BaseModel):

@@ -8,13 +8,12 @@ from collections import Counter
 
 import pytest
 
-from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
-from midstream.core.tool import ToolResult, ToolRun
+from midstream.core.tool import RunProgress, ToolResult, ToolRun
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.tools.degraded import DegradedConfig, DegradedTool
+from midstream_extra.degraded import DegradedConfig, DegradedTool
 
 TASK = Task(id="t", question="How high is Amberbank ?", answer="105")
 
@@ -89,7 +88,9 @@ def test_schedules_follow_training():
 
 
 def test_noise_is_made_up_from_the_worlds_facts():
-    recipe = load_recipe("zerosearch-tiny", ["simulated.local_search=false", "degraded.local_search.noise=1"])
+    recipe = load_recipe(
+        "zerosearch-tiny", ["wrappers.local_search.simulated=false", "wrappers.local_search.degraded.noise=1"]
+    )
 
     async def run():
         async with Build(recipe) as build:
@@ -143,6 +144,6 @@ def test_stale_numbers_keep_their_form(text, pattern):
 
 
 def test_a_sets_schedule_is_at_its_end():
-    config = DegradedConfig(error={"start": 0.0, "end": 1.0})
-    mine = DegradedTool(Echo(), config, None, always=True).for_run(ToolRun(task=TASK, seed=3))
+    config = DegradedConfig(error={"start": 0.0, "end": 1.0}, everywhere=True)
+    mine = DegradedTool(Echo(), config, None).for_run(ToolRun(task=TASK, seed=3))
     assert not asyncio.run(call_tool(mine, {"text": "x"})).ok

@@ -1,7 +1,7 @@
 """A simulated search engine: while an agent trains, a model or a corpus answers in place of a tool.
 
 Source: ZeroSearch, arXiv 2505.04588. Before each search it is drawn whether useful or noisy documents answer it; the
-probability of noise follows a schedule over training (`core.schedule.Schedule`). The simulator knows the task's gold
+probability of noise follows a schedule over training (`schedule.Schedule`). The simulator knows the task's gold
 answer, so that it can write what a useful document would hold; the agent sees the documents alone. Departures: a noisy
 result never holds the gold answer's words in their order, because documents that do are left out; one result answers
 equal queries of a task, so that it can be cached and recorded.
@@ -19,21 +19,22 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.components.component import Context
-from midstream.core.answers import holds
-from midstream.core.data import Settings
+from midstream.components.component import Context, WrapperConfig
 from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.schedule import Probability, RunProgress, Schedule
 from midstream.core.seeds import derive_seed
 from midstream.core.text import PLACE, fill, neutral
 from midstream.core.text_file import read_text, shipped_prompt
-from midstream.core.tool import Tool, ToolResult, ToolRun
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolResult, ToolRun
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
+from midstream.recipe.check import in_process, reward_components, wrappers_of
+from midstream.recipe.schema import Recipe
 from midstream.tools.base_generator import ask
-from midstream.tools.corpus import Corpus
 from midstream.tools.function import Wrapper
+from midstream.tools.recording import RecordingOrigin
+from midstream_extra.corpus import Corpus, check_documents, holds
+from midstream_extra.schedule import Probability, Schedule
 
 Kind = Literal["useful", "noisy"]
 # The mark of a result that holds the gold answer verbatim.
@@ -46,34 +47,64 @@ _LABEL = re.compile(r"^\s*doc(?:ument)?\s*\d+\s*[:.)]\s*", re.IGNORECASE | re.MU
 _NUMBER = re.compile(r"^\s*\d{1,3}[:.)]\s+", re.MULTILINE)  # "1. ", in a reply without labels
 
 
-class SimulatedConfig(Settings):
+class SimulatedConfig(WrapperConfig):
     """A tool's place is taken, during training, by a simulator with the same name and arguments.
 
     With an `engine`, a model writes the documents. Without one, they are passages of a corpus: true ones that match the
     query, and made-up ones. In evaluations the tool itself answers.
 
     Attributes:
-        engine: the engine that writes documents
         index: without `engine`: a file that `midstream index build` wrote; by default, the facts of `[tasks]`
         noise: the probability that a search gets noisy documents: a number, or a schedule over training
         documents: documents of a result (the paper: 5)
         sampling: of the engine (the released code: temperature 0.8, 600 tokens)
         prompt_file: replaces the prompt, with the places `{{query}}`, `{{question}}`, `{{answer}}`, `{{kind}}`
             ("useful" or "noisy") and `{{count}}`
-        everywhere: the simulator also answers in evaluations and in `solve`
     """
 
-    engine: str | None = None
+    asks = "optional"
+    replaces = True
+
     index: Path | None = None
     noise: Probability = Schedule()
     documents: int = Field(default=5, ge=1, le=100)
     sampling: Sampling = Sampling(temperature=0.8, max_tokens=600)
     prompt_file: Path | None = None
-    everywhere: bool = False
 
-    def simulator(self, context: Context, engine: Engine | None) -> Tool:
-        """What writes the documents. Raises `RecipeError` for a prompt file with wrong places."""
-        return CorpusSimulator(self, Corpus(self.index, context)) if engine is None else ModelSimulator(self, engine)
+    def check_recipe(self, where: str, recipe: Recipe) -> None:
+        """There are documents to draw from, or an engine that can write them while the agent waits."""
+        engine = dict(wrappers_of(recipe))[where].engine
+        if engine is None:
+            check_documents(where, recipe, self.index, fix=f"; or {where}.engine to a model that writes them")
+            return
+        SimulatorPrompt(self)  # raises for a prompt file with other places
+        users = (*recipe.modules.values(), *(component for _, component, _ in reward_components(recipe)))
+        if in_process(recipe, engine) and engine in {user.engine for user in users}:
+            raise RecipeError(
+                f"{where}.engine = {engine!r} is an engine in process that others ask",
+                code="engine-in-process",
+                cause="it samples once all trajectories wait for it, and one that searches does not",
+                fix="name another engine",
+            )
+
+    def wrap(self, tools: Sequence[Tool], context: Context) -> list[Tool]:
+        """Put one simulator, recorded like a tool, in the place of the tools."""
+        build, engine = context.build, context.component.engine
+        settings = self.model_dump(mode="json", exclude={"noise", "everywhere", "prompt_file"})
+        if engine is None:
+            settings["tasks"] = build.recipe.tasks.table()
+        else:
+            settings |= {"engine": context.engine_identity, "prompt": SimulatorPrompt(self).template}
+
+        def simulator() -> Tool:
+            if engine is None:
+                return CorpusSimulator(self, Corpus(self.index, context))
+            # It answers at any time, not in the waves of the agent's engine.
+            return ModelSimulator(self, build.engine(engine, continuous=True))
+
+        origin = RecordingOrigin(table=f"{context.name}.simulated", settings=settings)
+        [made] = build.tool_tables.recorded(origin, simulator)
+        return [SimulatedTool(tool, made, self) for tool in tools]
 
 
 class Simulator(Tool):
@@ -125,7 +156,7 @@ class SimulatorPrompt:
 
     def __init__(self, config: SimulatedConfig) -> None:
         self._count, own = str(config.documents), config.prompt_file
-        self.template = read_text(own) if own else shipped_prompt("midstream.tools", "simulated_search")
+        self.template = read_text(own) if own else shipped_prompt("midstream_extra", "simulated_search")
         places = set(PLACE.findall(self.template))
         if "query" not in places or places - _PLACES:
             raise RecipeError(
@@ -169,7 +200,7 @@ class ModelSimulator(Simulator):
         raise ToolServerError(
             f"the simulator wrote no document for {query!r}, but {reply.text[:200]!r}",
             code="simulation-failed",
-            fix="give it a larger model, a lower simulated.NAME.sampling.temperature or more max_tokens",
+            fix="give it a larger model, a lower sampling.temperature or more max_tokens",
             calls=calls,
         )
 
@@ -196,13 +227,13 @@ class SimulatedTool(Wrapper):
 
     def for_run(self, run: ToolRun) -> Tool:
         """The simulator of one run; outside training the tool, unless `everywhere` is set."""
-        if run.progress is None and not self.config.everywhere:
-            return self.tool
-        return _SimulatedRun(self, run)
+        if run.progress is not None or self.config.everywhere:
+            return _SimulatedRun(self, run)
+        return self.tool.for_run(run) if isinstance(self.tool, PerRun) else self.tool
 
     def probabilities(self, progress: RunProgress) -> dict[str, float]:
         """The probability of noise at a step, by the setting's name."""
-        return {f"simulated.{self.name}.noise": self.config.noise.at(progress)}
+        return {f"wrappers.{self.name}.simulated.noise": self.config.noise.at(progress)}
 
 
 class _SimulatedRun(Wrapper):

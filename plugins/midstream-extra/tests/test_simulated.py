@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.answers import holds
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
-from midstream.core.tool import PerRun, Tool, ToolRun
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolRun
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
-from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents, write_documents
+from midstream_extra.corpus import holds
+from midstream_extra.simulated import ANSWER, SimulatedConfig, read_documents, write_documents
 from support.llm_server import LLMServer, prompt_of
 
+TABLE = "wrappers.local_search.simulated"
 CANARY = "zebrafinch 7731"
 END = RunProgress(step=130, steps=130)
 
@@ -36,7 +36,7 @@ def simulated(*settings: str, record: Path | None = None, replay: Path | None = 
 
 def by_model(server: LLMServer, *settings: str) -> tuple[str, ...]:
     engine = json.dumps({"type": "openai_compatible", "base_url": server.base_url, "model": "m", "max_attempts": 1})
-    return (f"engines.writer={engine}".replace('":', '"='), "simulated.local_search.engine=writer", *settings)
+    return (f"engines.writer={engine}".replace('":', '"='), f"{TABLE}.engine=writer", *settings)
 
 
 def ask(build: Build, *queries: str, task: Task, progress: RunProgress | None = END, seed: int = 1):
@@ -63,18 +63,18 @@ def task():
 def test_useful_documents_are_true_and_noisy_ones_are_not(task):
     facts = {text for _, text in Build(load_recipe("zerosearch-tiny")).source.documents()}
     place = task.question.split()[-2]
-    useful = ask(simulated("simulated.local_search.noise=0"), *[f"{place} height"] * 3, task=task)
+    useful = ask(simulated(f"{TABLE}.noise=0"), *[f"{place} height"] * 3, task=task)
     assert {one.marks[0] for one in useful} == {"useful"}
     assert {one.text for one in useful} <= facts
     assert all(one.text.startswith(f"{place} height ") for one in useful)
-    noisy = ask(simulated("simulated.local_search.noise=1"), f"{place} height", f"{place} river", task=task)
+    noisy = ask(simulated(f"{TABLE}.noise=1"), f"{place} height", f"{place} river", task=task)
     assert {one.marks for one in noisy} == {("noisy",)}
     assert all(one.ok and one.text not in facts for one in noisy)
-    assert noisy == ask(simulated("simulated.local_search.noise=1"), f"{place} height", f"{place} river", task=task)
+    assert noisy == ask(simulated(f"{TABLE}.noise=1"), f"{place} height", f"{place} river", task=task)
 
 
 def test_several_documents_are_listed(task):
-    [result] = ask(simulated("simulated.local_search={noise=0, documents=5}"), "height", task=task)
+    [result] = ask(simulated(f"{TABLE}={{noise=0, documents=5}}"), "height", task=task)
     assert [line.partition(".")[0] for line in result.text.split("\n")] == list("12345")
 
 
@@ -102,14 +102,14 @@ def test_outside_training_the_tool_itself_answers(task):
     [real] = ask(simulated(), f"{place} height", task=task, progress=None)
     assert real.text.startswith(f"{place} height ")
     assert real.marks == ()
-    [everywhere] = ask(simulated("simulated.local_search.everywhere=true"), f"{place} height", task=task, progress=None)
+    [everywhere] = ask(simulated(f"{TABLE}.everywhere=true"), f"{place} height", task=task, progress=None)
     assert everywhere.marks[0] == "useful"
 
 
 def test_a_model_writes_the_documents_from_query_and_answer(task):
     task = task.model_copy(update={"answer": CANARY})
     with LLMServer(lambda body: f"Doc 1: It is {CANARY}.\nDoc 2: It\n was seen.") as server:
-        settings = by_model(server, "simulated.local_search={noise=0.5, documents=5}")
+        settings = by_model(server, f"{TABLE}={{noise=0.5, documents=5}}")
         results = ask(simulated(*settings), *(f"height {number}" for number in range(12)), task=task)
         prompts = [prompt_of(body) for body in server.bodies]
     for result in results:
@@ -126,7 +126,7 @@ def test_a_model_writes_the_documents_from_query_and_answer(task):
 def test_an_unreadable_reply_is_asked_for_once_more(task):
     replies = iter(["", "Doc 1: Amberbank is high.", "", ""])
     with LLMServer(lambda body: next(replies)) as server:
-        settings = by_model(server, "simulated.local_search.noise=0")
+        settings = by_model(server, f"{TABLE}.noise=0")
         [result] = ask(simulated(*settings), "one", task=task)
         assert result.text == "Amberbank is high."
         assert len(result.calls) == 2
@@ -153,7 +153,7 @@ def test_the_gold_answer_reaches_the_agent_in_useful_documents_alone():
     """The simulator puts the canary into every document; the policy is a program that searches what it likes."""
     recipe = load_recipe("zerosearch-tiny")
     with LLMServer(lambda body: f"Doc 1: Amberbank height {CANARY}\nDoc 2: Amberbank height 12") as server:
-        settings = by_model(server, "simulated.local_search.noise=0.5", "simulated.local_search.documents=2")
+        settings = by_model(server, f"{TABLE}.noise=0.5", f"{TABLE}.documents=2")
 
         async def run():
             async with simulated(*settings) as build:
@@ -240,12 +240,12 @@ def test_lines_without_labels_are_split_at_numbers_of_a_list_alone(texts):
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        (["simulated.web={}"], "unknown-tool"),
-        (["simulated.local_search.engine=nobody"], "unknown-engine"),
-        (["simulated.local_search.engine=policy"], "engine-in-process"),
-        (["simulated.local_search.noise=1.5"], "recipe-invalid"),
-        (["degraded.local_search.noise={start=0, shape='cosine'}"], "recipe-invalid"),
-        (["evaluation.validation.degraded.nothing.error=0.5"], "unknown-tool"),
+        (["wrappers.web.simulated={}"], "unknown-tool"),
+        ([f"{TABLE}.engine=nobody"], "unknown-engine"),
+        ([f"{TABLE}.engine=policy"], "engine-in-process"),
+        ([f"{TABLE}.noise=1.5"], "recipe-invalid"),
+        (["wrappers.local_search.degraded.noise={start=0, shape='cosine'}"], "recipe-invalid"),
+        (["evaluation.validation.wrappers.nothing.degraded.error=0.5"], "unknown-tool"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, code):
@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_refused(settings, code):
 def test_a_prompt_without_the_query_is_refused(tmp_path):
     (tmp_path / "prompt.md").write_text("Write {{count}} texts about {{topic}}.")
     with LLMServer(lambda body: "x") as server:
-        settings = by_model(server, f"simulated.local_search.prompt_file={tmp_path / 'prompt.md'}")
+        settings = by_model(server, f"{TABLE}.prompt_file={tmp_path / 'prompt.md'}")
         with pytest.raises(RecipeError) as refused:
             simulated(*settings)
     assert refused.value.code == "prompt-invalid"
@@ -266,17 +266,18 @@ def test_a_prompt_without_the_query_is_refused(tmp_path):
 def test_an_evaluation_does_not_need_the_simulator():
     """Its tables go, unless it answers there too; so `--tools` may leave out the tool."""
     settings = ("engines.writer={type='openai_compatible', model='m', base_url='http://127.0.0.1:1/v1'}",)
-    settings += ("simulated.local_search.engine='writer'", "degraded.local_search.error=0.5")
+    settings += (f"{TABLE}.engine='writer'", "wrappers.local_search.degraded.error=0.5")
     recipe = evaluation_recipe("zerosearch-tiny", overrides=settings)
-    assert (recipe.simulated, recipe.degraded) == ({}, {})
-    kept = evaluation_recipe("zerosearch-tiny", overrides=[*settings, "simulated.local_search.everywhere=true"])
-    assert kept.simulated["local_search"].engine == "writer"
+    assert recipe.wrappers == {}
+    kept = evaluation_recipe("zerosearch-tiny", overrides=[*settings, f"{TABLE}.everywhere=true"])
+    assert kept.wrappers["local_search"]["simulated"].engine == "writer"
+    assert len(kept.wrappers["local_search"]) == 1
 
 
 def test_another_prompt_is_another_recording(task, tmp_path):
     prompt = tmp_path / "prompt.md"
     with LLMServer(lambda body: f"Doc 1: {prompt_of(body)[:5]}") as server:
-        settings = by_model(server, f"simulated.local_search.prompt_file={prompt}", "simulated.local_search.noise=0")
+        settings = by_model(server, f"{TABLE}.prompt_file={prompt}", f"{TABLE}.noise=0")
         texts = []
         for text in ("first {{query}}", "other {{query}}"):
             prompt.write_text(text)
@@ -287,10 +288,10 @@ def test_another_prompt_is_another_recording(task, tmp_path):
 
 def test_a_search_key_is_needed_where_the_tool_itself_answers(monkeypatch):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    settings = ("tools.web_search.provider=serper", "simulated.web_search.documents=5", "warm_start=false")
+    settings = ("tools.web_search.provider=serper", "wrappers.web_search.simulated.documents=5", "warm_start=false")
     with Build(load_recipe("zerosearch-tiny", [*settings, "evaluation.at=none"])) as build:
         assert "web_search" in [tool.name for tool in build.tools]
-    for more in ("evaluation.at=end", "simulated.web_search=false"):
+    for more in ("evaluation.at=end", "wrappers.web_search.simulated=false"):
         with Build(load_recipe("zerosearch-tiny", [*settings, more])) as build:
             with pytest.raises(RecipeError) as refused:
                 _ = build.tools

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.core.stream_template import Marks, load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.artist import ArtistFunctionCalling, FunctionCallingConfig
+from midstream_benchmarks.function_calling import ArtistFunctionCalling, FunctionCallingConfig
 from support.marked_streams import Output, stream
 
 TASK = Task(id="t", question="Fill the tank.", answer="")

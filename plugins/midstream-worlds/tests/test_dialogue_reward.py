@@ -13,8 +13,8 @@ from midstream.core.source import Reward
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score
-from midstream.rewards.artist import ArtistFunctionCalling, FunctionCallingConfig
-from midstream.rewards.dialogue import DialogueSuccess
+from midstream_benchmarks.function_calling import ArtistFunctionCalling, FunctionCallingConfig
+from midstream_worlds.dialogue_reward import DialogueSuccess
 from support.errors import coded
 from support.marked_streams import stream
 

@@ -21,6 +21,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from midstream.agents.formats import parse_action
 from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner, action_values
 from midstream.core.agent import ModuleContext
 from midstream.core.text import neutral
@@ -36,9 +37,17 @@ class ReleasedPlanner(PromptedPlanner):
     """`core.agent.Planner` on an engine that serves the released weights."""
 
     layout = ("query", "names", "tools", "memory")
-    prompt = "released"
+    prompt, package = "released", "midstream_web"
 
-    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+    async def plan(
+        self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
+    ) -> tuple[Action, tuple[Call, ...]]:
+        """Decide the next sub-goal, tool and context."""
+        values = self.prompt_values(question, tools, memory)
+        return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
+
+    def prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+        """The prompt's values: Python values as text, as the planner was trained on them."""
         return {
             "query": neutral(question),
             "names": neutral(repr([tool.name for tool in tools])),
@@ -63,7 +72,13 @@ class ReleasedExecutor(PromptedExecutor):
 
     code_prompt = "executor_released"
 
-    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+    def __init__(self, config: ExecutorConfig) -> None:
+        # With arguments in place of code, the prompt is midstream's own.
+        self.package = "midstream_web" if config.mode == "code" else PromptedExecutor.package
+        super().__init__(config)
+
+    def code_values(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+        """The prompt's values: those of a call, because the planner was trained on tools and not on functions."""
         return action_values(action, tools)
 
     async def command(

@@ -8,21 +8,12 @@ noise = { start = 0.0, end = 0.5, shape = "success" }    as far as the agent suc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from midstream.core.data import Settings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunProgress:
-    """Progress of a run that learns: its step (0 before the first) of `steps`, and the agent's running success."""
-
-    step: int
-    steps: int
-    success: float = 0.0
+from midstream.core.tool import RunProgress
 
 
 class Schedule(Settings):

@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Settings
-from midstream.core.schedule import Probability, RunProgress, Schedule
-from midstream.core.tool import PerRun, Tool, ToolResult, ToolRun
-from midstream.tools.corpus import NUMBER, Corpus
+from midstream.components.component import Context, WrapperConfig
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolResult, ToolRun
+from midstream.recipe.schema import Recipe
 from midstream.tools.function import Wrapper
-from midstream.tools.simulated import Draws, query_of
+from midstream_extra.corpus import NUMBER, Corpus, check_documents
+from midstream_extra.schedule import Probability, Schedule
+from midstream_extra.simulated import Draws, query_of
 
 _NEVER = Schedule()
 # In the order in which they take effect.
 WAYS = ("latency", "error", "missing", "noise", "stale", "truncation")
 
 
-class DegradedConfig(Settings):
+class DegradedConfig(WrapperConfig):
     """A tool that is made worse during training. Each probability is a number, or a schedule over training.
 
     Attributes:
@@ -58,26 +59,39 @@ class DegradedConfig(Settings):
         """Whether made-up passages may be drawn."""
         return bool(self.noise.start or self.noise.end)
 
+    def check_recipe(self, where: str, recipe: Recipe) -> None:
+        """Noise has documents to draw from."""
+        if self.needs_corpus:
+            check_documents(where, recipe, self.index)
+
+    def wrap(self, tools: Sequence[Tool], context: Context) -> list[Tool]:
+        """Make the tools worse."""
+        corpus = None
+        if self.needs_corpus:
+            corpus = Corpus(self.index, context)
+            context.build.opened.append(corpus)
+        return [DegradedTool(tool, self, corpus) for tool in tools]
+
 
 class DegradedTool(Wrapper):
-    """A tool that is worse while an agent trains, or with `always` in every run (`core.tool.PerRun`)."""
+    """A tool that is worse while an agent trains, or with `everywhere` in every run (`core.tool.PerRun`)."""
 
-    def __init__(self, tool: Tool, config: DegradedConfig, corpus: Corpus | None, *, always: bool = False) -> None:
+    def __init__(self, tool: Tool, config: DegradedConfig, corpus: Corpus | None) -> None:
         super().__init__(tool)
         self.call, self.close = tool.call, tool.close
-        self.tool, self.config, self.corpus, self.always = tool, config, corpus, always
+        self.tool, self.config, self.corpus = tool, config, corpus
 
     def for_run(self, run: ToolRun) -> Tool:
-        """The worse tool of one run; outside training the tool, unless it is degraded always."""
+        """The worse tool of one run; outside training the tool, unless `everywhere` is set."""
         inner = self.tool.for_run(run) if isinstance(self.tool, PerRun) else self.tool
-        return _DegradedRun(self, inner, run) if run.progress is not None or self.always else inner
+        return _DegradedRun(self, inner, run) if run.progress is not None or self.config.everywhere else inner
 
     def probabilities(self, progress: RunProgress) -> dict[str, float]:
         """The probabilities of the ways that are set, by the settings' names."""
         inner = self.tool.probabilities(progress) if isinstance(self.tool, PerRun) else {}
         scheduled = {way: getattr(self.config, way) for way in WAYS}
         ours = {way: schedule for way, schedule in scheduled.items() if schedule != _NEVER}
-        return inner | {f"degraded.{self.name}.{way}": schedule.at(progress) for way, schedule in ours.items()}
+        return inner | {f"wrappers.{self.name}.degraded.{way}": schedule.at(progress) for way, schedule in ours.items()}
 
 
 class _DegradedRun(Wrapper):

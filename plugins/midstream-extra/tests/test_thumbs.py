@@ -14,8 +14,8 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
 from midstream.rewards.composite import Composite
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.thumbs import Thumbs, thumbs_of
 from midstream.runs.feedback import add_feedback
+from midstream_extra.thumbs import Thumbs, thumbs_of
 from support.errors import raises
 from support.rollouts import StubReward
 from support.tiny_runs import LESSONS_TABLE, settings
