@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import midstream as ms
-from midstream.api import EvaluateOptions
 from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation
 from midstream.core.errors import RunError, UnsupportedError
+from midstream.process import Place, RunOptions
 from midstream.recipe.check import is_dialogues
 from midstream.recipe.inputs import run_table
 from midstream.recipe.schema import parse_recipe
@@ -22,7 +23,15 @@ HELP = "score the stored answers of an evaluation again, with another reward"
 _LEFT_OUT = ("agent", "tools", "training", "lessons", "warm_start", "learner")
 
 
-def score(evaluation: ms.Run | str | Path, reward: object, **options: Unpack[EvaluateOptions]) -> ms.Run:
+class ScoreOptions(RunOptions, total=False):
+    """Arguments of `score` that `midstream.evaluate` has."""
+
+    overrides: Sequence[str]
+
+
+def score(
+    evaluation: ms.Run | str | Path, reward: object, *, out: Place | None = None, **options: Unpack[ScoreOptions]
+) -> ms.Run:
     """Score the stored runs of an evaluation with another reward, as a new evaluation.
 
         again = score("runs/first", my_reward)
@@ -34,7 +43,8 @@ def score(evaluation: ms.Run | str | Path, reward: object, **options: Unpack[Eva
     Args:
         evaluation: a finished evaluation, or its directory.
         reward: a function, a reward's name, or its table.
-        options: as of `midstream.evaluate`, such as `out`.
+        out: the new directory, by default one under `runs/`.
+        options: as of `midstream.evaluate`.
 
     Raises:
         RunError: the directory is no finished evaluation.
@@ -58,7 +68,7 @@ def score(evaluation: ms.Run | str | Path, reward: object, **options: Unpack[Eva
         )
     kept: dict[str, Any] = {name: value for name, value in table.items() if name not in _LEFT_OUT}
     kept |= {"name": f"{table['name']}-scored", "agent": {"type": "stored", "run": str(run.root.resolve())}}
-    return ms.evaluate(kept, reward=reward, **options)
+    return ms.evaluate(kept, reward=reward, out=out, **options)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -73,3 +73,6 @@ class Stored(Agent):
         elif error is not None:
             changes["error"] = error.model_copy(update={"retryable": False})
         return trajectory.model_copy(update=changes)
+
+    async def close(self) -> None:
+        """Nothing is open."""
