@@ -42,12 +42,12 @@ from midstream.components import own
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
 from midstream.core.errors import RecipeError, RunError, UsageError
-from midstream.core.events import Listener, Note, Phase
+from midstream.core.events import Listener, Note, Phase, RunLoads
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.run import every_set, metric_of, separate_learned
-from midstream.evaluation.session import JournalStore, evaluate_sets, reopen, task_digests
+from midstream.evaluation.run import SetEvaluation, every_set, metric_of, separate_learned
+from midstream.evaluation.session import JournalStore, evaluate_sets, task_digests
 from midstream.exports.write import export as export
 from midstream.interface.agents import AgentSpec
 from midstream.interface.results import Run, RunAgent
@@ -80,7 +80,6 @@ from midstream.report.progress import print_warnings, progress
 from midstream.rollout import Environment, rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig, parse_limits
-from midstream.runs.segments import result_name
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import tracked, trackers_of
@@ -245,15 +244,12 @@ def answering(
         )
     adapters = run.root / "adapters" / "asked" if run else Path("adapters")
     build = process.build_for(recipe, options, adapters=adapters, unsafe=unsafe, continuous=continuous)
-    with event_loop(build) as run_coroutine, ExitStack() as servers:
-        process.announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
-        process.require_keys(build)
-        servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
+    with process.running("solve", build, listener) as run_coroutine:
         if run is not None and inputs.has_weights(run):
             step = process.load_weights(build, run, run_coroutine, step=step)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
-        process.check_proven(build, process.weights_digest(run, step), listener)
+        process.check_proven(build, run.checkpoints.digest(step) if run is not None and step else "", listener)
         yield environment, run_coroutine, recipe.seed
 
 
@@ -311,105 +307,40 @@ def evaluate(
     run = os.path.abspath(trained.root) if trained and inputs.has_weights(trained) else None
     asked = EvaluationInfo(run=run, step=step, unsafe=unsafe, record=record, replay=replay)
     root = Path(out) if out else new_root(f"eval-{recipe.name}")
-    begun = RunDirectory.open(root) if (root / "run.json").exists() else None
+    begun = _begun(root, recipe, asked)
     if begun is not None:
-        asked = _same_evaluation(begun, recipe, asked)
-        engines = inputs.run_recipe(begun).engines  # with the prices that it began with
+        asked = begun.info().evaluation
+        # With the prices that it began with: a provider's list may have changed since.
+        engines = inputs.run_recipe(begun).engines
         priced = {name: engine for name, engine in engines.items() if not own.is_reference(engine.type)}
         recipe = recipe.model_copy(update={"engines": {**recipe.engines, **priced}})
-    return _evaluate_in(root, begun, recipe, asked, options, retry_errors=retry_errors)
+    return _work_in(root, begun, recipe, options, asked, again=retry_errors)
 
 
-def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> EvaluationInfo:
-    """What the directory evaluates, if that is what is asked for. Raises `RunError` if it is not."""
-    held = begun.info().evaluation
-    given = {"run", "unsafe", "record", "replay"}
-    other_step = held is not None and asked.step not in (None, held.step)
-    if held is None or other_step or held.model_dump(include=given) != asked.model_dump(include=given):
-        what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif changes := inputs.differing(begun, recipe):
-        what = f"an evaluation with other settings (its own | those given: {'; '.join(changes[:_SHOWN])})"
-    else:
-        return held
-    raise RunError(
-        f"{begun.root} holds {what}",
-        code="run-exists",
-        fix=f"choose another directory with --out, or resume that one: midstream resume {begun.root}",
-    )
+def _evaluations(build: Build, trained: RunDirectory | None, listener: Listener) -> list[SetEvaluation]:
+    """Every set of an evaluation, with its tasks drawn: those that were learned from are sets of their own.
 
-
-def _evaluate_in(
-    root: Path,
-    begun: RunDirectory | None,
-    recipe: Recipe,
-    asked: EvaluationInfo,
-    options: RunOptions,
-    *,
-    retry_errors: bool,
-) -> Run:
-    """Evaluate what is not done yet in `begun`, or in a new directory at `root`."""
-    if begun is not None and begun.status().state == "finished" and not retry_errors:
-        return Run(begun)
-    trackers = trackers_of(options.get("track", ()))
-    trained = RunDirectory.open(Path(asked.run)) if asked.run else None
-    adapters = (trained.root if trained else root) / "adapters" / "asked"
-    with ExitStack() as stack:
-        listener = stack.enter_context(_listening(options))
-        process.emit_loads(recipe, root, listener, learns=trained is not None)
-        asks: WorkOptions = {"record": asked.record, "replay": asked.replay}
-        build = process.build_for(recipe, asks, adapters=adapters, unsafe=asked.unsafe, kept=root / "strategy")
-        run_coroutine = stack.enter_context(event_loop(build))
-        # All tasks are drawn, and everything is built, before the directory is created.
-        require_sets(recipe)
-        evaluations = list(
-            every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
-        )
-        evaluations = separate_learned(evaluations, learned_keys(build.resolved, trained))
-        for part in {part.chosen.name: part for part in evaluations if part.learned}.values():
-            name = part.chosen.name.removesuffix("-learned")
-            many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
-            listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
-        process.require_keys(build)
-        run_coroutine(try_rewards(build))
-        tasks = task_digests(evaluations)
-        stack.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
-        step, checkpoint = None, None
-        if trained is not None:
-            step = process.load_weights(build, trained, run_coroutine, step=asked.step)
-            checkpoint = trained.checkpoints.digest(step)
-        evaluations = [replace(part, step=step, numbered=False) for part in evaluations]
-        if begun is None:
-            about = asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": checkpoint})
-            begun = inputs.create_run(root, build, about)
-        process.begin_work(begun, build, listener, tasks=tasks, checkpoint=checkpoint)
-        usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
-        own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
-        for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
-            if not metric.startswith(usual):  # a judge's name has its model
-                listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
-        for chosen in recipe.evaluation.sets:
-            source = build.tasks(chosen.tasks or recipe.tasks)
-            left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
-            for reason, count in left_out.items():
-                listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
-        store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        stack.enter_context(begun.lock())
-        listener = stack.enter_context(tracked(begun, trackers, listener))
-        stack.enter_context(process.status_on_failure(begun))
-        stack.enter_context(process.open_budget(begun, build.budget))
-        stack.enter_context(closing(store))
-        # A crash may have left trajectories in the journal of sets whose numbers are written.
-        done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
-        if done:
-            store.retain(lambda name, failed: name not in done)
-        if retry_errors:
-            reopen(begun, evaluations, store)
-        run_coroutine(evaluate_sets(begun, evaluations, store, listener))
-        begun.set_status("finished")
-        write_report(begun)
-    if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
-        shutil.rmtree(root / "strategy", ignore_errors=True)
-    return Run(begun)
+    The listener gets notes on what a number does not say. `trained` is the run whose weights are evaluated.
+    """
+    recipe = build.recipe
+    require_sets(recipe)
+    sets = every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
+    found = separate_learned(list(sets), learned_keys(build.resolved, trained))
+    usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
+    for name, part in {part.chosen.name: part for part in found}.items():
+        if part.learned:
+            many = f"{len(part.tasks):,} tasks of {name.removesuffix('-learned')} were learned from ({part.learned})"
+            listener(Note(f"{many}: they are a set of their own, {name}, and say nothing of new tasks"))
+        metric, other = metric_of(part), set_reward(recipe, part.chosen) not in (recipe.reward, part.chosen.reward)
+        # A judge's name begins with its type, and has its model, too.
+        if other and not metric.startswith(usual):
+            listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
+    for chosen in recipe.evaluation.sets:
+        source = build.tasks(chosen.tasks or recipe.tasks)
+        left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
+        for reason, tasks in left_out.items():
+            listener(Note(f"{chosen.name}: {tasks:,} left out: {reason}"))
+    return found
 
 
 # --- learn ------------------------------------------------------------------------------------------------------------
@@ -454,7 +385,7 @@ def learn_lessons(
         usual = {"batch_size": count, "modules": [module], "reflector": {"engine": asked.get("engine", "model")}}
         drawn = {"tasks": count, "gate": {"tasks": gate}}
         table["lessons"] = merge({**usual, **table.get("lessons", {})}, drawn)
-        table["evaluation"]["validation"] = _set("validation", tasks if validation is None else validation, tasks)
+        table["evaluation"]["validation"] = _validation_set(tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
     return _learned(table, "lessons", chosen, out, options)
 
@@ -507,7 +438,7 @@ def train(
         usual = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
         table["training"] = {**usual, **table.get("training", {})}
         curve = tasks if validation is None else validation
-        table["evaluation"]["validation"] = {**_set("validation", curve, tasks), "count": min(20, len(curve))}
+        table["evaluation"]["validation"] = {**_validation_set(curve, tasks), "count": min(20, len(curve))}
         if validation is None:
             table["evaluation"] |= {"at": "none"}
     if lora is not None:
@@ -555,9 +486,9 @@ def _is_given(tasks: Tasks | None) -> TypeGuard[Tasks]:
     return tasks is not None
 
 
-def _set(name: str, tasks: Tasks, learned: Tasks) -> Table:
-    """The table of an evaluation set next to the tasks that are learned from."""
-    table: Table = {"name": name, "split": tasks.chosen}
+def _validation_set(tasks: Tasks, learned: Tasks) -> Table:
+    """The table of the validation set next to the tasks that are learned from."""
+    table: Table = {"name": "validation", "split": tasks.chosen}
     return table if tasks.source == learned.source else {**table, "tasks": tasks.source}
 
 
@@ -575,52 +506,108 @@ def _learned(
         table = merge(table, {section: values})
     recipe = changed_recipe(table, **changes_in(LearningChanges, options))
     root = Path(out) if out else new_root(f"{recipe.name}-s{recipe.seed}")
-    run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
-    if run is not None and (run.info().kind == "evaluation" or inputs.differing(run, recipe)):
-        raise RunError(
-            f"{root} already holds a run with other settings",
-            code="run-exists",
-            fix=f"choose another directory with --out, or move {root} away",
-        )
-    return _learn_in(root, run, recipe, options)
+    return _work_in(root, _begun(root, recipe) if exist_ok else None, recipe, options)
 
 
-def _learn_in(
-    root: Path, run: RunDirectory | None, recipe: Recipe, options: RunOptions, *, limited: bool = False
+# --- the life of a run ------------------------------------------------------------------------------------------------
+
+
+def _begun(root: Path, recipe: Recipe, asked: EvaluationInfo | None = None) -> RunDirectory | None:
+    """The run in `root`, if it is the one that is asked for; None without one. Raises `RunError` for another."""
+    if not (root / "run.json").exists():
+        return None
+    run = RunDirectory.open(root)
+    held, given = run.info().evaluation, {"run", "unsafe", "record", "replay"}
+    if held is None or asked is None:
+        what = "" if held is asked else f"a run of another kind: {run.info().kind}"
+    else:
+        same = asked.step in (None, held.step) and held.model_dump(include=given) == asked.model_dump(include=given)
+        what = "" if same else "an evaluation of something else, or with other tools"
+    if not what and (changes := inputs.differing(run, recipe)):
+        what = f"a run with other settings (its own | those given: {'; '.join(changes[:_SHOWN])})"
+    if what:
+        fix = f"choose another directory with --out, or resume that one: midstream resume {root}"
+        raise RunError(f"{root} holds {what}", code="run-exists", fix=fix)
+    return run
+
+
+def _work_in(
+    root: Path,
+    run: RunDirectory | None,
+    recipe: Recipe,
+    options: RunOptions,
+    asked: EvaluationInfo | None = None,
+    *,
+    again: bool = False,
 ) -> Run:
-    """Run a session to its end in `run`, or in a new directory at `root`; a finished one only if it was `limited`."""
-    if run is not None and run.status().state == "finished" and not limited:
+    """The life of every run, in `run` or in a new directory at `root`: build, check, create, lock, work, report.
+
+    `asked` is what an evaluation evaluates, None where a session learns. A finished run stays as it is, but `again`: a
+    limit that ended it was changed, or what ended in errors is run again.
+    """
+    if run is not None and run.status().state == "finished" and not again:
         leave_to_rank_0()
         return Run(run)
     trackers = trackers_of(options.get("track", ()))
-    learns = recipe.training is not None or recipe.warm_start is not None
-    with _listening(options) as shown:
+    trained = RunDirectory.open(Path(asked.run)) if asked and asked.run else None
+    if asked is None:
+        learns, more = recipe.training is not None or recipe.warm_start is not None, {"adapters": root / "adapters"}
+    else:
+        learns, adapters = trained is not None, (trained.root if trained else root) / "adapters" / "asked"
+        more = {"adapters": adapters, "unsafe": asked.unsafe, "kept": root / "strategy"}
+        options = {**options, "record": asked.record, "replay": asked.replay}
+    with ExitStack() as stack:
+        shown = stack.enter_context(_listening(options))
         listener: Listener = shown if rank() == 0 else lambda event: None
-        process.emit_loads(recipe, root, listener, learns=learns)
+        # Before PyTorch's import, which leaves the screen empty for seconds.
+        pytorch = learns or any(getattr(engine.config, "in_process", False) for engine in recipe.engines.values())
+        listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
         process.use_threads(recipe, learns=learns)
-        build = process.build_for(recipe, options, adapters=root / "adapters")
-        with event_loop(build) as run_coroutine, joined(build):
-            # Before the directory is created: a recipe that cannot run leaves none behind.
+        build = process.build_for(recipe, options, **more)
+        run_coroutine = stack.enter_context(event_loop(build))
+        # All is built, and every task is drawn, before the directory is created: what cannot run leaves none behind.
+        make_session, evaluations = None, list[SetEvaluation]()
+        if asked is None:
+            stack.enter_context(joined(build))
             make_session = recipe.learner.session(build) or session_of(build)
-            process.require_keys(build)
-            run_coroutine(try_rewards(build))
-            run = run or inputs.create_run(root, build)
-            process.begin_work(run, build, listener)
-            with (
-                run.lock(),
-                tracked(run, trackers, listener) as listener,
-                process.status_on_failure(run),
-                process.open_budget(run, None if recipe.lessons else build.budget),  # a lesson session opens its own
-                served(recipe, listener),
-            ):
-                ended = run_coroutine(make_session(run, listener).run())
-                step = None
-                if recipe.lessons is not None:
-                    from midstream.lessons.commit import read_updates
+        else:
+            evaluations = _evaluations(build, trained, listener)
+            asked = asked.model_copy(update={"tasks": task_digests(evaluations)})
+        process.require_keys(build)
+        run_coroutine(try_rewards(build))
+        if asked is not None and trained is not None:
+            # A served model's weights are an adapter that it loads; the directory records which were found.
+            stack.enter_context(served(recipe, listener))
+            step = process.load_weights(build, trained, run_coroutine, step=asked.step)
+            asked = asked.model_copy(update={"step": step, "checkpoint": trained.checkpoints.digest(step)})
+        run = run or inputs.create_run(root, build, asked)
+        process.begin_work(run, build, listener, asked)
+        stack.enter_context(run.lock())
+        listener = stack.enter_context(tracked(run, trackers, listener))
+        stack.enter_context(process.status_on_failure(run))
+        # A lesson session opens its budget itself.
+        stack.enter_context(process.open_budget(run, None if recipe.lessons and asked is None else build.budget))
+        if trained is None:
+            stack.enter_context(served(recipe, listener))
+        if make_session is not None:
+            ended, step = run_coroutine(make_session(run, listener).run()), None
+            if recipe.lessons is not None:
+                from midstream.lessons.commit import read_updates
 
-                    step = len(read_updates(run))
-                run.set_status("finished", ended, step=step)
-                write_report(run, most=AT_END)  # which shows the state, too
+                step = len(read_updates(run))
+            run.set_status("finished", ended, step=step)
+            # It shows the state, too.
+            write_report(run, most=AT_END)
+        elif asked is not None:
+            parts = [replace(part, step=asked.step, numbered=False) for part in evaluations]
+            store = JournalStore(run.results_path, report=lambda text: listener(Note(text)))
+            stack.enter_context(closing(store))
+            run_coroutine(evaluate_sets(run, parts, store, listener, again=again))
+            run.set_status("finished")
+            write_report(run)
+            # `--retry-errors` needs what a strategy has kept.
+            if not any(result.errors for result in run.evaluations.read()):
+                shutil.rmtree(root / "strategy", ignore_errors=True)
     return Run(run)
 
 
@@ -677,7 +664,7 @@ def resume(
         what = f"{run.root} is an evaluation, whose recording was chosen when it began"
         raise UsageError(what, code="option-without-effect", fix="leave out record and replay")
     if asked is not None:
-        return _evaluate_in(run.root, run, recipe, asked, options, retry_errors=retry_errors)
+        return _work_in(run.root, run, recipe, options, asked, again=retry_errors)
     if retry_errors:
         raise UsageError(
             f"{run.root} is a {kind} run: --retry-errors does nothing there",
@@ -686,7 +673,7 @@ def resume(
         )
     # A lesson run that a limit ended is finished: other limits may let it continue.
     limited = bool(settings) and recipe.lessons is not None and run.status().message != ""
-    return _learn_in(run.root, run, recipe, options, limited=limited)
+    return _work_in(run.root, run, recipe, options, again=limited)
 
 
 asolve = make_async(solve)
@@ -778,17 +765,16 @@ def validate_lessons(
         check_shown(chosen.agent, render_modules(lesson_set), named)
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         gate, validation_set = validation_settings(chosen)
-        budget = process.budget_of(chosen) or Budget(BudgetConfig())
+        budget = Budget(chosen.budget or BudgetConfig())
         adapters = (run.root if run else Path()) / "adapters"
         build = process.build_for(chosen, options, adapters=adapters, unsafe=unsafe, budget=budget)
-        with served(chosen, listener), event_loop(build) as run_coroutine:
-            step = None
+        with process.running("validation", build, listener) as run_coroutine:
+            weights = ""
             if run is not None and inputs.has_weights(run):
                 step = process.load_weights(build, run, run_coroutine)
-            agent = identity(build.resolved, process.weights_digest(run, step))
+                weights = run.checkpoints.digest(step) if step else ""
+            agent = identity(build.resolved, weights)
             tasks = build.set_tasks(validation_set)
-            process.require_keys(build)
-            process.announce("validation", build, listener)
             with closing(Ledger(kept)) as ledger:
                 measuring = measure_lessons(
                     lesson_set,

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
 from midstream.components import own
-from midstream.components.component import EngineConfig
 from midstream.components.own import refuse_while_importing
 from midstream.core.errors import BudgetError, MidstreamError, RecipeError, RefusedError, RunError
-from midstream.core.events import AgentBuilt, Listener, Note, RunLoads, Work
+from midstream.core.events import AgentBuilt, Listener, Note, Work
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.engines.local.settings import require_torch
 from midstream.recipe.build import Build, prompt_notes, unset_keys
 from midstream.recipe.inputs import check_inputs
 from midstream.recipe.lessons import unproven
 from midstream.recipe.schema import Recipe
-from midstream.runs import RunDirectory
+from midstream.recipe.serving import served
+from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.trackers import Track
 
@@ -257,16 +257,23 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
 
 
 def build_for(recipe: Recipe, options: WorkOptions, **more: Any) -> Build:
-    """The build of a run; `more` are other arguments of `Build`."""
+    """The build of a run, with its budget; `more` are other arguments of `Build`."""
     record, replay = (Path(place) if place else None for place in map(options.get, ("record", "replay")))
-    return Build(recipe, **{"budget": budget_of(recipe), "record": record, "replay": replay, **more})
-
-
-def budget_of(recipe: Recipe) -> Budget | None:
-    """The budget of a run; None without limits: its requests are then not counted."""
     limits = recipe.budget or BudgetConfig()
-    # What a lesson run used is on record, also without a limit.
-    return Budget(limits) if limits.limits or recipe.lessons is not None else None
+    # Without limits requests are not counted; but what a lesson run used is on record, also without a limit.
+    budget = Budget(limits) if limits.limits or recipe.lessons is not None else None
+    return Build(recipe, **{"budget": budget, "record": record, "replay": replay, **more})
+
+
+@contextmanager
+def running(work: Work, build: Build, listener: Listener) -> Iterator[RunCoroutine]:
+    """The event loop of a build that needs no run's life: its keys are checked, and its servers run."""
+    with event_loop(build) as run_coroutine:
+        # Before servers start and weights are loaded, which takes time.
+        announce(work, build, listener)
+        require_keys(build)
+        with served(build.recipe, listener):
+            yield run_coroutine
 
 
 @contextmanager
@@ -280,22 +287,19 @@ def open_budget(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
         yield
 
 
-def begin_work(
-    run: RunDirectory,
-    build: Build,
-    listener: Listener,
-    *,
-    tasks: Mapping[str, str] | None = None,
-    checkpoint: str | None = None,
-) -> None:
-    """Check that a run's inputs are those that it began with, as `check_inputs`, and emit its first events."""
-    check_inputs(run, build, tasks, checkpoint)
+def begin_work(run: RunDirectory, build: Build, listener: Listener, asked: EvaluationInfo | None) -> None:
+    """Check that a run's inputs are those that it began with, as `check_inputs`, and emit its first events.
+
+    `asked` has the tasks and weights of an evaluation as they are now.
+    """
+    now = asked or EvaluationInfo()
+    check_inputs(run, build, now.tasks, now.checkpoint)
     for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
         if path is not None and path.is_relative_to(run.own_dir.resolve()):
             listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     announce(run.info().kind, build, listener)
-    asked = run.info().evaluation
-    check_proven(build, checkpoint if checkpoint and asked and asked.step else "", listener)
+    # Step 0 has the weights that the recipe begins with, which lessons may be proven for.
+    check_proven(build, (now.checkpoint if now.step else None) or "", listener)
 
 
 def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *, step: int | None = None) -> int:
@@ -309,6 +313,7 @@ def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *
     found = None
     if step is None or step in run.checkpoints.steps():
         found = load_policy(build.policy.learner, run, max_step=step)
+    # A damaged checkpoint is passed over for the one before: another step than the one that was asked for.
     if found is None or step not in (None, found):
         there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(
@@ -321,23 +326,11 @@ def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *
     return found
 
 
-def weights_digest(run: RunDirectory | None, step: int | None) -> str:
-    """The digest of the checkpoint of `step`; "" without a run and of step 0, the weights that a recipe begins with."""
-    return run.checkpoints.digest(step) if run is not None and step else ""
-
-
 def check_proven(build: Build, weights: str, listener: Listener) -> None:
     """Warn if no test has accepted the agent's lesson set; `weights` is the digest of its checkpoint, or ""."""
     lesson_set = build.resolved["agent"].get("lessons")
     if lesson_set is not None and (warning := unproven(lesson_set, build.resolved, weights)):
         listener(Note(warning))
-
-
-def emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool) -> None:
-    """Emit what the run is about to load, before PyTorch's import leaves the screen empty for seconds."""
-    engines = (engine.config for engine in recipe.engines.values())
-    pytorch = learns or any(isinstance(config, EngineConfig) and config.in_process for config in engines)
-    listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
 
 
 def require_keys(build: Build) -> None:
@@ -346,7 +339,6 @@ def require_keys(build: Build) -> None:
         raise RecipeError(
             f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
             code="key-not-set",
-            cause="this server requires a key",
             fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
         )
 

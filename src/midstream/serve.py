@@ -26,12 +26,10 @@ from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_chan
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
-from midstream.process import announce, budget_of, event_loop, open_budget, require_keys
-from midstream.recipe.build import Build
+from midstream.process import build_for, open_budget, running
 from midstream.recipe.inputs import create_run
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
 from midstream.recipe.schema import Recipe, parse_recipe
-from midstream.recipe.serving import served
 from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
@@ -115,12 +113,9 @@ def serve_sessions(
     """
     recipe = external_recipe(source, config, **changes).model_copy(update={"training": None})
     root = Path(out or api.new_root(recipe.name))
-    build = Build(recipe, budget=budget_of(recipe))
+    build = build_for(recipe, {})
     with ExitStack() as opened:
-        run_coroutine = opened.enter_context(event_loop(build))
-        opened.enter_context(served(recipe, listener))
-        require_keys(build)
-        announce("evaluation", build, listener)
+        run_coroutine = opened.enter_context(running("evaluation", build, listener))
         begun = (root / "run.json").exists()
         run = RunDirectory.open(root) if begun else create_run(root, build, EvaluationInfo())
         opened.enter_context(run.lock())

@@ -13,7 +13,7 @@ from midstream.core.metrics import EvaluationResult, FamilyResult, Tally, tools_
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task, task_keys
-from midstream.core.trajectory import ErrorInfo, Trajectory
+from midstream.core.trajectory import ErrorInfo, Trajectory, usage_of
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
 from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, sampling_name
@@ -193,36 +193,31 @@ class Summary:
         success, turns = self._families.setdefault(group.task.family, ([], []))
         success.append(self._values[-1])
         turns += [len(trial.turns) for trial in trials]
+        self.trajectories += len(trials)
+        self.errors += len(trials) - len(with_result)
         for trial in trials:
-            self._add_trial(trial)
-
-    def _add_trial(self, trial: Trajectory) -> None:
-        self.trajectories += 1
-        if trial.error:
-            self.first_error = self.first_error or trial.error
-            self._reasons[trial.error.summary] += 1
-        if trial.status == "ok":
-            if self.judged and trial.reward and RULE in trial.reward.parts:
+            if trial.error:
+                self.first_error = self.first_error or trial.error
+                self._reasons[trial.error.summary] += 1
+            if trial.status == "ok" and self.judged and trial.reward and RULE in trial.reward.parts:
                 self._with_rule += 1
                 self._disagreements += (value(trial) >= 1) != (_rule(trial) >= 1)
-        else:
-            self.errors += 1
-        # The last words of a dialogue are no answer.
-        self._dialogues |= bool(trial.outcome)
-        if self.first_malformed is None and "malformed" in tools_of(trial):
-            self.first_malformed = trial
-        self._tally.add(trial)
-        self._stop_reasons[trial.stop_reason] += 1
-        calls = trial.calls
-        self._counts.update(
-            leaks=int(repeats_question(trial)),
-            request_failures=trial.request_failures,
-            replies_repaired=trial.replies_repaired,
-            prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
-            completion_tokens=sum(call.usage.completion_tokens for call in calls),
-        )
-        if trial.cost_usd:
-            self._costs.append(trial.cost_usd)
+            # The last words of a dialogue are no answer, so its majority means nothing.
+            self._dialogues |= bool(trial.outcome)
+            if self.first_malformed is None and "malformed" in tools_of(trial):
+                self.first_malformed = trial
+            self._tally.add(trial)
+            self._stop_reasons[trial.stop_reason] += 1
+            usage = usage_of(trial.calls)
+            self._counts.update(
+                leaks=int(repeats_question(trial)),
+                request_failures=trial.request_failures,
+                replies_repaired=trial.replies_repaired,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
+            if trial.cost_usd:
+                self._costs.append(trial.cost_usd)
 
     def result(self) -> EvaluationResult:
         """The numbers of all groups."""

@@ -26,12 +26,11 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RunError, name_place
+from midstream.core.errors import RunError
 from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
-from midstream.core.text_file import read_text
 from midstream.core.trajectory import Trajectory
-from midstream.lessons.editing import from_json, to_json
+from midstream.lessons.editing import to_json
 from midstream.lessons.feedback import Vote, VoteFile
 from midstream.lessons.gate import ChangeRecord, Test
 from midstream.lessons.ledger import Ledger
@@ -255,14 +254,13 @@ class History:
     def get(self, number: int | None = None) -> Version:
         """The version of this number, or the newest one; raises `RunError` if it does not exist."""
         versions = self.all()
+        if not versions:
+            fix = "name the run directory of `midstream train RECIPE` with [lessons], or a lesson set file"
+            raise RunError(f"{self.directory} holds no lesson set", code="no-lessons", fix=fix)
         number = len(versions) if number is None else number
         if not 1 <= number <= len(versions):
-            has = f"its versions are 1 to {len(versions)}" if versions else "it has none yet"
-            raise RunError(
-                f"{self.directory} has no version {number} of its lesson set: {has}",
-                code="no-lessons",
-                fix=f"midstream lessons versions {self.directory}",
-            )
+            what = f"{self.directory} has no version {number} of its lesson set: they are 1 to {len(versions)}"
+            raise RunError(what, code="no-lessons", fix=f"midstream lessons versions {self.directory}")
         return versions[number - 1]
 
     def add(
@@ -321,30 +319,3 @@ class History:
             if version.number != place:
                 raise damaged(self.path, f"line {place} holds version {version.number}")
         return versions
-
-
-def name_damage(path: Path) -> None:
-    """Warn of damage in the run whose directory, or whose lesson set's, `path` is; any other path has none."""
-    for directory in (path, path.parent):
-        if (directory / "run.json").exists():
-            RunDirectory.open(directory)
-
-
-def read_lessons(path: Path) -> LessonSet:
-    """The lesson set in a JSON file, or the current one of a run directory or of its `lessons/`.
-
-    Raises `RunError` without a lesson set, `UsageError` if the file does not hold one.
-    """
-    if path.is_dir():
-        name_damage(path)
-        for directory in (path / "lessons", path):
-            if (directory / VERSIONS).exists() and (version := History(directory).current()):
-                return version.lesson_set
-        raise RunError(
-            f"{path} holds no lesson set",
-            code="no-lessons",
-            fix="name the run directory of `midstream train RECIPE` with [lessons], or a lesson set file",
-        )
-    text = read_text(path, error=RunError, fix="name a lesson run, or a .json file with a lesson set")
-    with name_place(str(path)):
-        return from_json(text)

@@ -27,19 +27,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from operator import mul
-from types import MappingProxyType
 
 from midstream.components.tables import validate
 from midstream.core.answers import numbers, words
 from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
+from midstream.lessons.operations import Guard, Similarity
 from midstream.lessons.settings import EmbeddingConfig
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
@@ -73,9 +73,6 @@ _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
-Vectors = Mapping[str, Sequence[float]]  # of length 1, by text in one line
-
-NO_VECTORS: Vectors = MappingProxyType({})
 
 
 # --- repetitions ------------------------------------------------------------------------------------------------------
@@ -98,36 +95,19 @@ def ngram_similarity(one: str, other: str) -> float:
     return cosine * _DIFFERENT if different else cosine
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingSimilarity:
-    """The cosine of two texts' vectors; negative ones as 0.
+async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) -> Similarity:
+    """The cosine of a model's vectors of these texts, each of which is requested once, here; negative ones as 0.
 
     Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
-    contradictions ("left", "right") lie close together for most models, so the threshold should be high.
-    """
-
-    vectors: Vectors
-
-    def __call__(self, one: str, other: str) -> float:
-        """Compare two texts; raises `KeyError` for a text without a vector."""
-        one, other = one_line(one), one_line(other)
-        cosine = max(0.0, min(1.0, sum(map(mul, self.vectors[one], self.vectors[other]))))
-        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
-
-
-async def embedding_similarity(
-    config: EmbeddingConfig, texts: Sequence[str], known: Vectors = NO_VECTORS
-) -> EmbeddingSimilarity:
-    """The similarity by a model's vectors of these texts and the `known` ones; each other text is requested once, here.
-
-    Raises `EngineError` if the server refused, or every attempt failed.
+    contradictions ("left", "right") lie close together for most models, so the threshold should be high. Raises
+    `EngineError` if the server refused, or every attempt failed.
     """
     # Here, because it needs aiohttp: commands that only read a run start without.
     from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 
     # Servers refuse empty texts.
-    wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line and line not in known]
-    vectors: dict[str, Sequence[float]] = {**known, "": ()}
+    wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line]
+    vectors: dict[str, Sequence[float]] = {"": ()}  # of length 1
     settings = validate(OpenAIConfig, {**config.model_dump(), "max_attempts": _ATTEMPTS}, _SETTING)
     engine = OpenAICompatibleEngine(settings, "the embedding model")
     try:
@@ -139,7 +119,13 @@ async def embedding_similarity(
         raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
     finally:
         await engine.close()
-    return EmbeddingSimilarity(vectors)
+
+    def similarity(one: str, other: str) -> float:
+        one, other = one_line(one), one_line(other)
+        cosine = max(0.0, min(1.0, sum(map(mul, vectors[one], vectors[other]))))
+        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
+
+    return similarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,22 +173,22 @@ class _Secrets:
         """The reason why a text with these words (`content`: without the little ones) leaks, or None."""
         for answer, revealing in self.answers:
             length = len(answer)
-            in_a_row = any(tuple(keys[start : start + length]) == answer for start in range(len(keys) - length + 1))
-            if in_a_row and (revealing or self._near(frozenset(answer), content)):
+            if not any(tuple(keys[start : start + length]) == answer for start in range(len(keys) - length + 1)):
+                continue
+            # The answer's own words are no evidence that the question stands with it.
+            wording, rare = self.content - frozenset(answer), self.rare - frozenset(answer)
+            if rare:
+                near = min(_share(wording, content), _share(rare, content)) >= WITH_ANSWER
+            else:
+                near = bool(wording) and wording <= content
+            if revealing or near:
                 return f"it holds the answer of task {self.task_id!r}"
         if _share(self.content, content) >= QUOTED and len(self.rare & content) >= FEWEST_RARE:
             return f"it repeats the question of task {self.task_id!r}"
         return None
 
-    def _near(self, answer: frozenset[Key], content: frozenset[Key]) -> bool:
-        """Return whether enough of the question stands with the answer, whose words do not count."""
-        wording, rare = self.content - answer, self.rare - answer
-        if not rare:
-            return bool(wording) and wording <= content
-        return min(_share(wording, content), _share(rare, content)) >= WITH_ANSWER
 
-
-def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
+def leak_guard(tasks: Iterable[Task]) -> Guard:
     """Read the tasks, and make a function that returns why a lesson's text may not stand in a lesson set, or None."""
     tasks = list(tasks)
     contents = [_content(_keys(task.question)) for task in tasks]
