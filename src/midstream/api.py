@@ -185,21 +185,16 @@ def solve(
         answer is None, and the listener receives a warning: by default, on standard error.
     """
     if not isinstance(question, str) or not question.strip():
-        raise UsageError(
-            f"the question is empty or no text: {question!r:.100}",
-            code="empty-value",
-            fix='e.g. midstream solve "What is 45 plus 17 ?"; in Python, solve(agent, question)',
-        )
-    changes = changes_in(AgentChanges, options)
-    recipe = agent_recipe(opened(agent, changes)[0], **changes)
-    if any(engine.config.needs_world for engine in recipe.engines.values()):
-        with Build(recipe) as build:  # a model whose vocabulary is its world's
-            if isinstance(build.source, TrainableWorld):
-                question = build.source.readable(question)
+        what, fix = f"the question is empty or no text: {question!r:.100}", 'midstream solve "What is 45 plus 17 ?"'
+        raise UsageError(what, code="empty-value", fix=f"e.g. {fix}; in Python, solve(agent, question)")
     listener = options.get("listener") or print_warnings
-    with answering(agent, recipe, temperature=temperature, unsafe=unsafe, **options) as (environment, run, seed):
+    with answering(agent, temperature=temperature, unsafe=unsafe, **options) as (environment, run, build):
+        # A model whose vocabulary is its world's knows no other words.
+        in_a_world = any(engine.config.needs_world for engine in build.recipe.engines.values())
+        if in_a_world and isinstance(build.source, TrainableWorld):
+            question = build.source.readable(question)
         task = Task(id="question", question=question, answer="")
-        [group] = run(rollout(environment, [task], seed=seed, listener=listener))
+        [group] = run(rollout(environment, [task], seed=build.recipe.seed, listener=listener))
     [trajectory] = group.trajectories
     if trajectory.error is not None:
         listener(Note(NO_ANSWER + trajectory.error.summary))
@@ -210,29 +205,28 @@ def solve(
 @contextmanager
 def answering(
     agent: AnyAgent,
-    recipe: Recipe | None = None,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
     continuous: bool = False,
     **options: Unpack[SolveOptions],
-) -> Iterator[tuple[Environment, RunCoroutine, int]]:
-    """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
+) -> Iterator[tuple[Environment, RunCoroutine, Build]]:
+    """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and its build.
 
-    Arguments as of `solve`. `recipe`: that of the agent, if the caller has it. `continuous`: engines in this process
-    answer each request as it comes, so that questions may come at any time; a strategy is refused.
+    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
+    may come at any time; a strategy is refused.
     """
     changes, listener = changes_in(AgentChanges, options), options.get("listener") or print_warnings
     source, run, step = opened(agent, changes)
-    recipe = recipe or agent_recipe(source, **changes)
+    recipe = agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
     if is_dialogues(recipe.tasks):
         raise RecipeError(
-            f"the agent of recipe {recipe.name!r} cannot answer a single question",
+            f"the agent of recipe {recipe.name!r} cannot answer a single question: tasks.type = {recipe.tasks.type!r}",
             code="dialogues-not-supported",
-            cause=f"its tasks, tasks.type = {recipe.tasks.type!r}, are dialogues with their own functions",
+            cause="its tasks are dialogues with their own functions",
             fix=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
         )
     if run is None and recipe.warm_start is not None:
@@ -250,7 +244,7 @@ def answering(
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
         process.check_proven(build, run.checkpoints.digest(step) if run is not None and step else "", listener)
-        yield environment, run_coroutine, recipe.seed
+        yield environment, run_coroutine, build
 
 
 # --- evaluate ---------------------------------------------------------------------------------------------------------
@@ -288,11 +282,8 @@ def evaluate(
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
     if retry_errors and out is None:
-        raise UsageError(
-            "retry_errors without out does nothing: a new evaluation has no errors yet",
-            code="option-without-effect",
-            fix="name the evaluation: midstream resume EVALUATION --retry-errors",
-        )
+        what = "retry_errors without out does nothing: a new evaluation has no errors yet"
+        raise UsageError(what, code="option-without-effect", fix="midstream resume EVALUATION --retry-errors")
     changes = changes_in(EvaluationChanges, options)
     source, trained, step = opened(agent, changes)
     if _is_given(tasks):
@@ -634,23 +625,14 @@ def resume(
     Raises:
         UsageError: a setting that cannot change, or `retry_errors` of a training run.
     """
-    run = (
-        run.directory
-        if isinstance(run, Run)
-        else run
-        if isinstance(run, RunDirectory)
-        else RunDirectory.open(Path(run))
-    )
+    run = (run if isinstance(run, Run) else Run(run)).directory
     kind, asked = run.info().kind, run.info().evaluation
     limits = {f"budget.{name}": value for name, value in (parse_limits(budget) if budget is not None else {}).items()}
     settings = [*map(parse_override, overrides), *limits.items()]
     refused = [name for name, _ in settings if not name.startswith("budget.")]
     if refused:
-        raise UsageError(
-            f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
-            code="inputs-changed",
-            fix="start over with another --out; only budget.* may change",
-        )
+        what, fix = f"--set {refused[0]} cannot be changed in {run.root} ({kind})", "only budget.* may change"
+        raise UsageError(what, code="inputs-changed", fix=f"start over with another --out; {fix}")
     if changed := inputs.recipe_changes(run):
         raise UsageError(
             f"{run.recipe_path} was changed (the run's own | now): {'; '.join(changed[:_SHOWN])}",
@@ -666,11 +648,8 @@ def resume(
     if asked is not None:
         return _work_in(run.root, run, recipe, options, asked, again=retry_errors)
     if retry_errors:
-        raise UsageError(
-            f"{run.root} is a {kind} run: --retry-errors does nothing there",
-            code="option-without-effect",
-            fix=f"midstream resume {run.root}",
-        )
+        what, fix = f"{run.root} is a {kind} run: --retry-errors does nothing there", f"midstream resume {run.root}"
+        raise UsageError(what, code="option-without-effect", fix=fix)
     # A lesson run that a limit ended is finished: other limits may let it continue.
     limited = bool(settings) and recipe.lessons is not None and run.status().message != ""
     return _work_in(run.root, run, recipe, options, again=limited)

@@ -58,9 +58,22 @@ def serve_agent(
         temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.
         ready: called with the address once it answers.
     """
+
+    async def speak_http(agent: AnsweringAgent) -> None:
+        gateway = Gateway(config)
+        agent.loop = asyncio.get_running_loop()
+        gateway.everyone = agent
+        gateway.start()
+        ready(gateway.address)
+        try:
+            # Until Ctrl-C.
+            await asyncio.Event().wait()
+        finally:
+            await gateway.close()
+
     built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
-    with built as (environment, run_coroutine, seed), suppress(KeyboardInterrupt):
-        run_coroutine(_speak_http(AnsweringAgent(environment, seed), config, ready))
+    with built as (environment, run_coroutine, build), suppress(KeyboardInterrupt):
+        run_coroutine(speak_http(AnsweringAgent(environment, build.recipe.seed)))
 
 
 def serve_training(
@@ -122,7 +135,6 @@ def serve_sessions(
         opened.enter_context(open_budget(run, build.budget))
         journal = opened.enter_context(closing(Journal(run.results_path)))
         run.set_status("running")
-        opened.callback(_finish, run)
         environment = build.environment()
         # A caller who gave up does not come back for another attempt.
         once = environment.config.model_copy(update={"max_attempts": 1})
@@ -145,23 +157,23 @@ def serve_sessions(
             agent: Any = environment.agent
             while isinstance(agent, BudgetedAgent | FilteredAgent):
                 agent = agent.agent
+            # Ids of sessions that an earlier server has recorded are taken.
             ended = [result.place[0] for result in results.read(run.results_path)]
             agent.take_tasks(one, ended)
             build.gateway.start()
             ready(build.gateway.address)
-            await full  # or until Ctrl-C
+            # Or until Ctrl-C.
+            await full
 
-        with suppress(KeyboardInterrupt):
-            run_coroutine(work())
+        try:
+            with suppress(KeyboardInterrupt):
+                run_coroutine(work())
+        finally:
+            with run.trajectories.writing("sessions") as write:
+                for result in results.read(run.results_path):
+                    write(result.trajectory)
+            run.set_status("finished")
     return run
-
-
-def _finish(run: RunDirectory) -> None:
-    """Write the sessions in the journal as the part `sessions` of the run."""
-    with run.trajectories.writing("sessions") as write:
-        for result in results.read(run.results_path):
-            write(result.trajectory)
-    run.set_status("finished")
 
 
 class _WithAnswer:
@@ -254,15 +266,3 @@ def question_of(messages: Sequence[Message]) -> str:
     *before, last = messages
     said = "\n".join(f"{message.role}: {message.content}" for message in before)
     return f"{said}\n\n{last.content}" if said else last.content
-
-
-async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callable[[str], object]) -> None:
-    gateway = Gateway(config)
-    agent.loop = asyncio.get_running_loop()
-    gateway.everyone = agent
-    gateway.start()
-    ready(gateway.address)
-    try:
-        await asyncio.Event().wait()  # until Ctrl-C
-    finally:
-        await gateway.close()

@@ -49,12 +49,10 @@ class AgentSpec:
         if model is not None:
             table["engines"] = {"model": _engine_table(model, base_url)}
         elif base_url is not None or None in modules.values():
-            raise UsageError(
-                f"{type(self).__name__} has no model",
-                code="missing-option",
-                fix='name one, e.g. model="ollama/qwen2.5:7b", or model="NAME" with base_url="http://localhost:8000/v1"',
-            )
-        else:  # every module is a program
+            fix = 'name one, e.g. model="ollama/qwen2.5:7b", or model="NAME" with base_url="http://localhost:8000/v1"'
+            raise UsageError(f"{type(self).__name__} has no model", code="missing-option", fix=fix)
+        else:
+            # Every module is a program.
             table["engines"] = {}
         table |= _tool_tables(tools)
         for name, module in modules.items():
@@ -112,6 +110,7 @@ def degraded(tool: object, **settings: object) -> ChangedTool:
 
 
 def _changed(tool: object, kind: str, settings: Mapping[str, object]) -> ChangedTool:
+    # A tool may be both simulated and degraded, in either order.
     inner, changes = (tool.tool, tool.changes) if isinstance(tool, ChangedTool) else (tool, {})
     return ChangedTool(inner, {**changes, kind: {**changes.get(kind, {}), **settings}})
 
@@ -149,11 +148,8 @@ class AgentFlow(AgentSpec):
             planner_model=planner_model,
         )
         if not self._table["tools"]:
-            raise UsageError(
-                "AgentFlow has no tools",
-                code="missing-option",
-                fix='give it some, e.g. tools=["python"] or your function; Interleaved can do without',
-            )
+            fix = 'give it some, e.g. tools=["python"] or your function; Interleaved can do without'
+            raise UsageError("AgentFlow has no tools", code="missing-option", fix=fix)
 
 
 class Interleaved(AgentSpec):
@@ -260,11 +256,8 @@ def _tool_tables(tools: str | ChangedTool | Iterable[object]) -> Table:
             fix = 'give a function with @tool, the name of a tool, or "my_tools.py:name"; several in a list'
             raise UsageError(f"{tool!r} is not a tool", code="tool-invalid", fix=fix)
         if twice := tables["tools"].keys() & found.keys():
-            raise UsageError(
-                f"two tools have the name {twice.pop()!r}",
-                code="name-clash",
-                fix='give one another: @tool(name="other")',
-            )
+            what, fix = f"two tools have the name {twice.pop()!r}", 'give one another: @tool(name="other")'
+            raise UsageError(what, code="name-clash", fix=fix)
         tables["tools"] |= found
         for kind, settings in changes.items():
             tables[kind] |= {name: dict(settings) for name in found}

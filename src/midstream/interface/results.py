@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,7 +33,7 @@ class Run:
         path: the run directory. Raises `RunError` if it holds no run.
     """
 
-    def __init__(self, path: str | Path | RunDirectory) -> None:
+    def __init__(self, path: str | os.PathLike[str] | RunDirectory) -> None:
         self.directory = path if isinstance(path, RunDirectory) else RunDirectory.open(Path(path))
 
     @property
