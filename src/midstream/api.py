@@ -28,14 +28,12 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import signature
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeGuard, TypeVar, Unpack, get_args, get_type_hints
+from typing import TYPE_CHECKING, TypeGuard, Unpack
 
 from midstream import process
 from midstream.components import own
@@ -92,8 +90,6 @@ if TYPE_CHECKING:
     from midstream.lessons.validation import Validation
     from midstream.training.trial import RecipeTrial
 
-P = ParamSpec("P")
-T = TypeVar("T")
 AnyAgent = AgentSpec | Run | RunDirectory | Recipe | Table | Place
 """An agent, a run whose agent is meant, or a recipe or run, by its name or path or as it is."""
 
@@ -121,22 +117,8 @@ class ValidateOptions(LearningChanges, WorkOptions, total=False):
     """Arguments of `validate_lessons`."""
 
 
-def _work(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function of this file callable in a notebook, and refuse arguments that it does not have."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        known = signature(function).parameters
-        if unknown := kwargs.keys() - known:
-            [options] = get_args(get_type_hints(function)["options"])
-            if unknown := unknown - options.__annotations__.keys():
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
-        return function(*args, **kwargs)
-
-    return allow_event_loop(call)
-
-
-_screen = threading.Lock()  # of the terminal: one run at a time shows its progress
+# Of the terminal: one run at a time shows its progress.
+_screen = threading.Lock()
 
 
 @contextmanager
@@ -158,7 +140,7 @@ def _listening(options: RunOptions) -> Iterator[Listener]:
 # --- solve ------------------------------------------------------------------------------------------------------------
 
 
-@_work
+@allow_event_loop
 def solve(
     agent: AnyAgent,
     question: str,
@@ -250,7 +232,7 @@ def answering(
 # --- evaluate ---------------------------------------------------------------------------------------------------------
 
 
-@_work
+@allow_event_loop
 def evaluate(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -337,7 +319,7 @@ def _evaluations(build: Build, trained: RunDirectory | None, listener: Listener)
 # --- learn ------------------------------------------------------------------------------------------------------------
 
 
-@_work
+@allow_event_loop
 def learn_lessons(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -381,7 +363,7 @@ def learn_lessons(
     return _learned(table, "lessons", chosen, out, options)
 
 
-@_work
+@allow_event_loop
 def train(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -602,7 +584,7 @@ def _work_in(
     return Run(run)
 
 
-@_work
+@allow_event_loop
 def resume(
     run: Run | RunDirectory | Place,
     *,
@@ -711,7 +693,7 @@ class LessonsTest:
     notes: Sequence[str]
 
 
-@_work
+@allow_event_loop
 def validate_lessons(
     named: str, recipe: str | None = None, *, unsafe: bool = False, **options: Unpack[ValidateOptions]
 ) -> LessonsTest:

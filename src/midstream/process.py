@@ -7,13 +7,14 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from midstream.components import own
 from midstream.components.own import refuse_while_importing
@@ -128,7 +129,7 @@ def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        refuse_while_importing(function.__name__)
+        _check_call(function, function.__name__, kwargs)
         if not in_event_loop():
             return function(*args, **kwargs)
         done, stop = _start(partial(function, *args, **kwargs))
@@ -146,7 +147,7 @@ def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
 
     @wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        refuse_while_importing(call.__name__)
+        _check_call(function, call.__name__, kwargs)
         done, stop = _start(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
         result = asyncio.wrap_future(done)
         try:
@@ -160,6 +161,17 @@ def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
     call.__doc__ = f"`{function.__name__}`, awaited; cancelling it interrupts the run."
     return call
+
+
+def _check_call(function: Callable[..., object], name: str, kwargs: Mapping[str, object]) -> None:
+    """Raise `TypeError` for an argument that the function does not have."""
+    refuse_while_importing(name)
+    # Python itself takes any: what a TypedDict in a signature lists is for type checkers only.
+    unknown = kwargs.keys() - signature(function).parameters
+    if unknown and (options := get_type_hints(function).get("options")):
+        unknown -= get_args(options)[0].__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def _start(function: Callable[[], T]) -> tuple[Future[T], Stop]:

@@ -1,4 +1,4 @@
-"""Run an agent on a fixed set of tasks, and sum up its trajectories as numbers."""
+"""Evaluations of an agent on a fixed set of tasks, and the numbers that sum up its trajectories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from midstream.evaluation.estimates import majority, mean_interval, pass_all, pa
 from midstream.evaluation.leakage import repeats_question
 from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, sampling_name
 from midstream.rewards.composite import PerTask
-from midstream.rollout import Environment, Group, rollout
+from midstream.rollout import Environment, Group
 from midstream.runs.segments import result_name
 
 RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
@@ -109,18 +109,6 @@ def separate_learned(evaluations: Sequence[SetEvaluation], learned: Mapping[str,
             why = ", ".join(dict.fromkeys(reasons.values()))
             found.append(replace(part, chosen=chosen, tasks=known, learned=why))
     return found
-
-
-async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Trajectory]]:
-    """Run every task `trials` times and count; all trajectories, in memory, are in the order of the tasks.
-
-    `evaluation.session.evaluate_set` does the same in a run directory, with one group at a time in memory.
-    """
-    summary = summary_of(evaluation)
-    groups = await rollout(evaluation.environment, evaluation.tasks, group_size=evaluation.trials, seed=evaluation.seed)
-    for group in groups:
-        summary.add(group)
-    return summary.result(), [trajectory for group in groups for trajectory in group.trajectories]
 
 
 def metric_of(evaluation: SetEvaluation) -> str:

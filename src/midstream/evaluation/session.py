@@ -158,10 +158,8 @@ def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
     """Return how many tasks each set has, and their digest, by the set's name."""
     digests: dict[str, str] = {}
     for part in evaluations:
-        digest = blake2b(digest_size=12)
-        for place, task in enumerate(part.tasks):
-            digest.update(("\n" * bool(place) + task.model_dump_json()).encode("utf-8", "surrogatepass"))
-        digests[part.chosen.name] = f"{len(part.tasks)} tasks {digest.hexdigest()}"
+        text = "\n".join(task.model_dump_json() for task in part.tasks).encode("utf-8", "surrogatepass")
+        digests[part.chosen.name] = f"{len(part.tasks)} tasks {blake2b(text, digest_size=12).hexdigest()}"
     return digests
 
 

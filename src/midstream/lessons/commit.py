@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import RunError
 from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
@@ -127,15 +127,9 @@ def gate_votes(record: UpdateRecord, run: str) -> list[Vote]:
             continue
         helped, harmed = change.fate == "accepted" and effect.mean > 0, change.fate == "rejected" and effect.mean < 0
         if helped or harmed:
+            value = "for" if helped else "against"
             votes.append(
-                Vote(
-                    text=operation.text,
-                    value="for" if helped else "against",
-                    by="gate",
-                    run=run,
-                    lesson=operation.id,
-                    update=record.step,
-                )
+                Vote(text=operation.text, value=value, by="gate", run=run, lesson=operation.id, update=record.step)
             )
     return votes
 
@@ -177,10 +171,9 @@ class Committer:
             return
         try:
             update = MadeUpdate.model_validate_json(read_file(self.path))
-        except ValueError as error:
-            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        except ValidationError as error:
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
-            raise damaged(self.path, problem, fix) from error
+            raise damaged(self.path, problems_of(error)[0], fix) from error
         if self._in_history(update) or self.history.get().number == update.before:
             self._complete(update)
         else:
@@ -277,12 +270,9 @@ class History:
         with exclusive_lock(self.directory / "lessons.lock"):
             before = self._read()
             if self._seen is not None and self._seen != len(before):
-                raise RunError(
-                    f"the lesson set in {self.directory} has changed meanwhile: it was version {self._seen}, now it is "
-                    f"{len(before)}",
-                    code="lessons-changed",
-                    fix=f"midstream lessons diff shows the change; make yours again on version {len(before)}",
-                )
+                what = f"the lesson set in {self.directory} was version {self._seen}, and now is {len(before)}"
+                fix = f"midstream lessons diff shows the change; make yours again on version {len(before)}"
+                raise RunError(what, code="lessons-changed", fix=fix)
             number, parent = len(before) + 1, len(before) or None
             version = Version(
                 number=number,

@@ -128,11 +128,8 @@ class LessonLearner:
         errors = [trajectory.error for trajectory in trajectories if trajectory.error]
         # Where every rollout failed, nothing can be learned: the run stops until the cause is repaired.
         if errors and len(errors) == len(trajectories):
-            raise InfrastructureError(
-                f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}",
-                code="all-rollouts-failed",
-                fix="fix that",
-            )
+            what = f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}"
+            raise InfrastructureError(what, code="all-rollouts-failed", fix="fix that")
         proposed = [*pending, *proposal.operations]
         rules = await self._rules(lesson_set, proposed, votes)
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
