@@ -429,22 +429,18 @@ def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
     """The table of an agent or recipe that learns from tasks."""
     source = _source(agent)
     if isinstance(source, RunDirectory):
-        raise UsageError(
-            f"the agent of the run {source.root} does not learn further",
-            code="wrong-kind-of-run",
-            fix='give the agent that the run began with; its lessons: settings={"lessons.start": RUN}',
-        )
+        fix = 'give the agent that the run began with; its lessons: settings={"lessons.start": RUN}'
+        what = f"the agent of the run {source.root} does not learn further"
+        raise UsageError(what, code="wrong-kind-of-run", fix=fix)
     table = read_table(source) if isinstance(source, str) else {**source}
     if tasks is None and isinstance(agent, AgentSpec):
         raise UsageError("no tasks are named", code="missing-option", fix="train(agent, tasks.train)")
     if _is_given(tasks):
         if tasks.chosen != "train":
-            raise UsageError(
-                f"tasks.{tasks.chosen} to learn from: only tasks.train is",
-                code="unknown-split",
-                fix="give tasks.train; where rows name no split, tasks.split(train=0.8).train",
-            )
-        if isinstance(agent, AgentSpec):  # its recipe's sets are not asked for
+            fix = "give tasks.train; where rows name no split, tasks.split(train=0.8).train"
+            raise UsageError(f"tasks.{tasks.chosen} to learn from", code="unknown-split", fix=fix)
+        if isinstance(agent, AgentSpec):
+            # The sets of the recipe that it changes are not asked for.
             table |= {"tasks": tasks.drawn, "evaluation": {}}
         else:
             table = with_tasks(table, tasks.drawn)

@@ -61,11 +61,8 @@ class EditableLessons:
         Raises `UsageError` if the lesson set was changed since it was read (only a run is locked while it is edited).
         """
         if read(self.path) != self.lesson_set:
-            raise UsageError(
-                f"nothing is changed: {self.path} was changed by another process",
-                code="lessons-changed",
-                fix="make the change again",
-            )
+            what = f"nothing is changed: {self.path} was changed by another process"
+            raise UsageError(what, code="lessons-changed", fix="make the change again")
         if self.path.is_dir():
             version = history(self.path).add(changed, by=by, operations=tuple(operations), note=note)
             return f"{self.path}@{version.number}"
@@ -78,11 +75,8 @@ def editable_lessons(named: str) -> Iterator[EditableLessons]:
     """Open the lesson set of a lesson run, which stays locked until the context ends, or of a JSON file."""
     path, number = split(named)
     if number is not None or (path.suffix != ".json" and path.is_file()):
-        raise UsageError(
-            f"{named} cannot be changed",
-            code="lessons-read-only",
-            fix=f"name the run: {path}" if number is not None else "name a lesson run or a .json file",
-        )
+        fix = f"name the run: {path}" if number is not None else "name a lesson run or a .json file"
+        raise UsageError(f"{named} cannot be changed", code="lessons-read-only", fix=fix)
     # It is a copy for people and programs to read, which the next version would overwrite.
     if path.name == "lessons.json" and (path.parent / VERSIONS).exists():
         path = path.parent
@@ -102,11 +96,8 @@ def find_lesson(named: str, lesson: str) -> Lesson:
     """A lesson of the lesson set `named`. Raises `RunError` without the lesson set, `UsageError` without the lesson."""
     found = read(named).find(lesson)
     if found is None:
-        raise UsageError(
-            f"{named} has no lesson {lesson!r}",
-            code="unknown-name",
-            fix=f"midstream lessons show {shlex.quote(named)} lists them; vote on any other text as it is",
-        )
+        fix = f"midstream lessons show {shlex.quote(named)} lists them; vote on any other text as it is"
+        raise UsageError(f"{named} has no lesson {lesson!r}", code="unknown-name", fix=fix)
     return found
 
 

@@ -270,7 +270,7 @@ class History:
         with exclusive_lock(self.directory / "lessons.lock"):
             before = self._read()
             if self._seen is not None and self._seen != len(before):
-                what = f"the lesson set in {self.directory} was version {self._seen}, and now is {len(before)}"
+                what = f"the lesson set in {self.directory} was version {self._seen}, now it is {len(before)}"
                 fix = f"midstream lessons diff shows the change; make yours again on version {len(before)}"
                 raise RunError(what, code="lessons-changed", fix=fix)
             number, parent = len(before) + 1, len(before) or None

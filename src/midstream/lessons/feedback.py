@@ -76,11 +76,8 @@ class VoteFile(SqliteFile):
 
     def __init__(self, path: Path, *, write: bool = True) -> None:
         if not write and not path.exists():
-            raise UsageError(
-                f"there are no votes in {str(path)!r}",
-                code="file-not-found",
-                fix="correct the path, or vote: midstream lessons vote TEXT against",
-            )
+            fix = "correct the path, or vote: midstream lessons vote TEXT against"
+            raise UsageError(f"there are no votes in {str(path)!r}", code="file-not-found", fix=fix)
         super().__init__(
             path,
             application=0x6D736676,  # "msfv"
