@@ -64,13 +64,8 @@ if TYPE_CHECKING:
         ToolServerError as ToolServerError, TrainingError as TrainingError, UsageError as UsageError,
     )
     from midstream.core.agent import (
-        Agent as Agent,
-        Executor as Executor,
-        Generator as Generator,
-        ModuleContext as ModuleContext,
-        Planner as Planner,
-        RunContext as RunContext,
-        Verifier as Verifier,
+        Agent as Agent, Executor as Executor, Generator as Generator, ModuleContext as ModuleContext,
+        Planner as Planner, RunContext as RunContext, Verifier as Verifier,
     )
     from midstream.core.engine import Engine as Engine, Request as Request
     from midstream.core.source import Reward as Reward

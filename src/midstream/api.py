@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard, Unpack
 
@@ -805,15 +805,11 @@ def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory
     return run, run, number
 
 
-_naming = threading.Lock()
-_new_roots: set[Path] = set()  # directories of this process, whose runs may begin in one second, and in several threads
+# Runs of this process may begin in one second, and in several threads.
+_runs = count(1)
 
 
 def new_root(name: str) -> Path:
-    """A run directory under `runs/` that nothing has."""
-    base = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    places = chain([base], (base.with_name(f"{base.name}-{number}") for number in count(2)))
-    with _naming:
-        root = next(place for place in places if place not in _new_roots and not place.exists())
-        _new_roots.add(root)
-    return Path(os.path.relpath(root))
+    """A new run directory under `runs/`."""
+    number = next(_runs)
+    return Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-{number}" if number > 1 else ""))

@@ -8,9 +8,6 @@ from midstream.lessons.commit import History
 from midstream.lessons.editing import from_json
 from midstream.lessons.lesson_set import Lesson, LessonSet, proven
 from midstream.lessons.operations import Operation, applied
-from midstream.runs.lock import exclusive_lock
-from support.errors import coded
-from support.lesson_sets import marked
 
 FIRST = LessonSet(lessons=(Lesson(id="L1", text="Look first."),), next_number=2)
 ADD = Operation(kind="add", id="L2", text="Act.", module="planner")
@@ -81,25 +78,6 @@ def test_files_that_a_crash_left_behind_are_made_again(history):
     (history.directory / "lessons.json").write_text("{}")
     History(history.directory).write_files()
     assert read(history.directory / "lessons.json") == SECOND
-
-
-def test_a_second_writer_is_refused_while_the_first_writes(history):
-    with (
-        exclusive_lock(history.directory / "lessons.lock"),
-        pytest.raises(RunError, check=coded("run-in-use", history.directory)),
-    ):
-        history.add(FIRST, by="edit")
-
-
-def test_a_writer_that_missed_a_version_does_not_undo_it(history):
-    other = History(history.directory)
-    other.add(marked(SECOND, "L1", "pinned"), by="edit")
-    with pytest.raises(RunError) as caught:
-        history.add(FIRST, by="learning")
-    assert caught.value.code == "lessons-changed"
-    assert "version 2, now it is 3" in caught.value.what
-    assert history.current() == other.current()
-    assert history.add(FIRST, by="learning").number == 4
 
 
 def test_records_hold_no_clock(tmp_path, history):

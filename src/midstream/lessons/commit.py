@@ -13,7 +13,6 @@ Every version of a lesson set is kept in `lessons/` of its run, with the changes
 
 versions.jsonl              one Version a line, append-only
 lessons.json                the newest one; written again with each version
-lessons.lock                held while a version is added
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from midstream.lessons.operations import Operation, OperationOutcome
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
 from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage
-from midstream.runs.lock import exclusive_lock
 
 
 class UpdateRecord(Frozen):
@@ -225,18 +223,19 @@ class Version(Frozen):
 class History:
     """The versions of one lesson set, in a directory; the newest is the current one. Numbers count from 1.
 
-    Several processes may read. A writer that has not seen the newest version is refused, because its lessons would undo
-    the other's changes.
+    Several processes may read. Whoever writes holds the lock of the run.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.path = directory, directory / VERSIONS
-        self._seen: int | None = None  # the newest number that the caller has read
 
     def all(self) -> Sequence[Version]:
         """Every version, the oldest first; none in a new directory. Raises `RunError` if the journal is damaged."""
-        versions = self._read()
-        self._seen = len(versions)
+        versions = read_models(self.path, Version)
+        for place, version in enumerate(versions, start=1):
+            # Updates and rollbacks name versions by number: a line that is gone would rename all after it.
+            if version.number != place:
+                raise damaged(self.path, f"line {place} holds version {version.number}")
         return versions
 
     def current(self) -> Version | None:
@@ -259,34 +258,22 @@ class History:
     def add(
         self, lesson_set: LessonSet, *, by: str, update: int = 0, operations: tuple[Operation, ...] = (), note: str = ""
     ) -> Version:
-        """Add a version, safe on disk on return.
-
-        Raises:
-            RunError: another process is adding one, or has added one since this object read last.
-            StorageError: the write failed.
-        """
+        """Add a version, safe on disk on return. Raises `StorageError` if the write failed."""
         with storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(self.directory / "lessons.lock"):
-            before = self._read()
-            if self._seen is not None and self._seen != len(before):
-                what = f"the lesson set in {self.directory} was version {self._seen}, now it is {len(before)}"
-                fix = f"midstream lessons diff shows the change; make yours again on version {len(before)}"
-                raise RunError(what, code="lessons-changed", fix=fix)
-            number, parent = len(before) + 1, len(before) or None
-            version = Version(
-                number=number,
-                parent=parent,
-                by=by,
-                update=update,
-                operations=operations,
-                note=note,
-                lesson_set=lesson_set,
-            )
-            with Journal(self.path) as journal:
-                journal.append(version)
-            self._seen = version.number
-            self.write_files()
+        before = len(self.all())
+        version = Version(
+            number=before + 1,
+            parent=before or None,
+            by=by,
+            update=update,
+            operations=operations,
+            note=note,
+            lesson_set=lesson_set,
+        )
+        with Journal(self.path) as journal:
+            journal.append(version)
+        self.write_files()
         return version
 
     def rollback(self, number: int) -> Version:
@@ -302,10 +289,3 @@ class History:
         current = self.current()
         if current is not None:
             atomic_write(self.directory / "lessons.json", to_json(current.lesson_set).encode())
-
-    def _read(self) -> list[Version]:
-        versions = read_models(self.path, Version)
-        for place, version in enumerate(versions, start=1):
-            if version.number != place:
-                raise damaged(self.path, f"line {place} holds version {version.number}")
-        return versions

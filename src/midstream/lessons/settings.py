@@ -58,7 +58,7 @@ class LessonLimits(Settings):
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        embedding: see `lessons.limits.embedding`; without it, hashed n-grams are compared
+        embedding: see `lessons.limits.embedding`; without it, shared words are compared
         leak_guard: refuse lessons that copy a task's answer
     """
 

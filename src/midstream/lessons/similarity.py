@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import pairwise
 from operator import mul
 
@@ -79,7 +78,7 @@ Key = tuple[str, tuple[str, ...]]
 
 
 def ngram_similarity(one: str, other: str) -> float:
-    """The cosine of two texts' word stems and pairs of adjacent stems, each counted in a hashed place.
+    """The cosine of two texts' counts of word stems and of pairs of adjacent stems.
 
     Case, punctuation, little words ("the", "you") and common English endings do not count. The value is halved where
     the texts make different claims: they hold other numbers, one says "not" where the other does not, or each has a
@@ -90,7 +89,7 @@ def ngram_similarity(one: str, other: str) -> float:
     if first.text == second.text:
         return 1.0
     different = first.claim != second.claim or bool(first.stems - second.stems and second.stems - first.stems)
-    shared = (value * second.ngrams[place] for place, value in first.ngrams.items() if place in second.ngrams)
+    shared = (value * second.ngrams[gram] for gram, value in first.ngrams.items() if gram in second.ngrams)
     cosine = min(1.0, sum(shared))
     return cosine * _DIFFERENT if different else cosine
 
@@ -134,7 +133,7 @@ class _Features:
 
     text: str
     stems: frozenset[str]
-    ngrams: Mapping[int, float]
+    ngrams: Mapping[str, float]
     claim: tuple[tuple[str, ...], int]
 
 
@@ -148,12 +147,9 @@ def _features(text: str) -> _Features:
             negations += 1
         elif word not in _STOP_WORDS:
             stems.append(_ENDING.sub("", word))
-    counts = Counter(
-        int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
-        for gram in (*stems, *map(" ".join, pairwise(stems)))
-    )
+    counts = Counter((*stems, *map(" ".join, pairwise(stems))))
     length = math.hypot(*counts.values()) or 1.0
-    ngrams = {place: count / length for place, count in counts.items()}
+    ngrams = {gram: count / length for gram, count in counts.items()}
     return _Features(text, frozenset(stems), ngrams, (tuple(sorted(numbers(text))), negations))
 
 
