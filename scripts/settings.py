@@ -86,7 +86,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "`lessons.limits`": lessons.LessonLimits,
     "`lessons.limits.embedding`": lessons.EmbeddingConfig,
     "`lessons.gate`": lessons.GateConfig,
-    "`lessons.feedback`": lessons.FeedbackConfig,
     "`[budget]`": BudgetConfig,
     "`[agent]`: command": CommandSettings,
     "`[serve]`": ServeConfig,

@@ -28,7 +28,7 @@ _NAMES = {
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
     "gateway.session": "Outcome",
-    "interface.agents": "AgentFlow Interleaved OwnAgent agent degraded simulated",
+    "interface.agents": "AgentFlow Interleaved OwnAgent degraded simulated",
     "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
     from midstream.interface.agents import (
-        AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, agent as agent,
-        degraded as degraded, simulated as simulated,
+        AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, degraded as degraded,
+        simulated as simulated,
     )
     from midstream.report.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
@@ -202,16 +201,6 @@ class OwnAgent(AgentSpec):
         named = {"type": "command", "command": list(agent)} if command else {"type": component_type(agent)}
         self._table["agent"] = {**named, **asks}
         self._table = with_settings(self._table, (settings or {}).items())
-
-
-def agent(program: object, model: str | Engine | None = None, **more: Any) -> OwnAgent:
-    """An agent of another program as it is: a function that takes `session`, "my_agent.py:name", or a command.
-
-        solver = agent(["sh", "agent.sh"], model="ollama/qwen2.5:7b")
-
-    `more` as of `OwnAgent`.
-    """
-    return OwnAgent(program, model, **more)
 
 
 def component_type(value: object) -> str:
