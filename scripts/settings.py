@@ -84,7 +84,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "`[lessons]`": lessons.LessonsConfig,
     "`lessons.reflector`": lessons.RoleConfig,
     "`lessons.limits`": lessons.LessonLimits,
-    "`lessons.limits.embedding`": lessons.EmbeddingConfig,
     "`lessons.gate`": lessons.GateConfig,
     "`[budget]`": BudgetConfig,
     "`[agent]`: command": CommandSettings,

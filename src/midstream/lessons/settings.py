@@ -37,33 +37,15 @@ class RoleConfig(Settings):
     prompt_file: Path | None = None
 
 
-class EmbeddingConfig(Settings):
-    """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
-
-    An update requests embeddings of its lessons and proposals; they cost almost nothing, and no budget counts them.
-
-    Attributes:
-        model: the embedding model
-        base_url: the address of an OpenAI-compatible server
-        api_key_env: the environment variable with its key
-    """
-
-    model: str
-    base_url: str
-    api_key_env: str = ""
-
-
 class LessonLimits(Settings):
     """Limits of the lesson set. One lesson has at most `LESSON_TOKENS`.
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        embedding: see `lessons.limits.embedding`; without it, shared words are compared
         leak_guard: refuse lessons that copy a task's answer
     """
 
     max_tokens: int = Field(default=2000, ge=1)
-    embedding: EmbeddingConfig | None = None
     leak_guard: bool = True
 
 

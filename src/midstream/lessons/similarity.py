@@ -31,20 +31,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from operator import mul
 
-from midstream.components.tables import validate
 from midstream.core.answers import numbers, words
-from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
-from midstream.lessons.operations import Guard, Similarity
-from midstream.lessons.settings import EmbeddingConfig
+from midstream.lessons.operations import Guard
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
-_BATCH = 64  # texts a request
-_ATTEMPTS = 4  # at a request
-_SETTING = "lessons.limits.embedding"
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’][^\W{_CJK}]+)*")
@@ -82,8 +75,7 @@ def ngram_similarity(one: str, other: str) -> float:
 
     Case, punctuation, little words ("the", "you") and common English endings do not count. The value is halved where
     the texts make different claims: they hold other numbers, one says "not" where the other does not, or each has a
-    word that the other lacks ("left", "right"). So one thought in two different wordings is not found; an embedding
-    engine finds it.
+    word that the other lacks ("left", "right"). So one thought in two different wordings is not found.
     """
     first, second = _features(one_line(one)), _features(one_line(other))
     if first.text == second.text:
@@ -92,39 +84,6 @@ def ngram_similarity(one: str, other: str) -> float:
     shared = (value * second.ngrams[gram] for gram, value in first.ngrams.items() if gram in second.ngrams)
     cosine = min(1.0, sum(shared))
     return cosine * _DIFFERENT if different else cosine
-
-
-async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) -> Similarity:
-    """The cosine of a model's vectors of these texts, each of which is requested once, here; negative ones as 0.
-
-    Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
-    contradictions ("left", "right") lie close together for most models, so the threshold should be high. Raises
-    `EngineError` if the server refused, or every attempt failed.
-    """
-    # Here, because it needs aiohttp: commands that only read a run start without.
-    from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-
-    # Servers refuse empty texts.
-    wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line]
-    vectors: dict[str, Sequence[float]] = {"": ()}  # of length 1
-    settings = validate(OpenAIConfig, {**config.model_dump(), "max_attempts": _ATTEMPTS}, _SETTING)
-    engine = OpenAICompatibleEngine(settings, "the embedding model")
-    try:
-        for start in range(0, len(wanted), _BATCH):
-            batch = wanted[start : start + _BATCH]
-            vectors |= zip(batch, await engine.embed(batch), strict=True)
-    except EngineError as failure:
-        fix = f"check `{_SETTING}`, or leave it out: texts are then compared by shared words"
-        raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
-    finally:
-        await engine.close()
-
-    def similarity(one: str, other: str) -> float:
-        one, other = one_line(one), one_line(other)
-        cosine = max(0.0, min(1.0, sum(map(mul, vectors[one], vectors[other]))))
-        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
-
-    return similarity
 
 
 @dataclass(frozen=True, slots=True)

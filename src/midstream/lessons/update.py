@@ -33,16 +33,16 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
-from midstream.lessons.feedback import Vote, VoteFile, vote_guard
+from midstream.lessons.feedback import VoteFile, vote_guard
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules, tokens
-from midstream.lessons.operations import Operation, OperationOutcome, Rules, Similarity, applied, screened
+from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules
+from midstream.lessons.operations import Operation, OperationOutcome, Rules, applied, screened
 from midstream.lessons.reflector import Reflector
 from midstream.lessons.replies import Proposals
 from midstream.lessons.runner import Match, Runner
 from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
-from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
+from midstream.lessons.similarity import leak_guard, ngram_similarity
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget, BudgetConfig
@@ -107,6 +107,7 @@ class LessonLearner:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
         self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
         self.votes = votes
+        # A lesson may give away no answer of a task that is learned from or tested on.
         self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
         self.gate_runner = replace(self.runner, environment=gate_environment or environment)
@@ -131,7 +132,16 @@ class LessonLearner:
             what = f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}"
             raise InfrastructureError(what, code="all-rollouts-failed", fix="fix that")
         proposed = [*pending, *proposal.operations]
-        rules = await self._rules(lesson_set, proposed, votes)
+        rules = Rules(
+            modules=self.config.modules,
+            max_tokens=self.config.limits.max_tokens,
+            lesson_tokens=LESSON_TOKENS,
+            similarity=ngram_similarity,
+            threshold=NEAR,
+            leak=self._leak,
+            feedback=vote_guard(votes, ngram_similarity) if votes else None,
+            subsets=self.config.gate.enabled,
+        )
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
@@ -177,26 +187,6 @@ class LessonLearner:
         random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(order)
         size = self.config.batch_size
         return epoch + 1, order[number * size : (number + 1) * size]
-
-    async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
-        """Return the conditions of a lesson; it may give away no answer of a task that is learned from or tested on."""
-        config = self.config.limits
-        # What is too long for a lesson may be too long for the server.
-        texts = [change.text for change in proposed if tokens(change.text) <= LESSON_TOKENS]
-        similarity: Similarity = ngram_similarity
-        if config.embedding:
-            others = [*lesson_set.lessons, *votes]
-            similarity = await embedding_similarity(config.embedding, [*texts, *(other.text for other in others)])
-        return Rules(
-            modules=self.config.modules,
-            max_tokens=config.max_tokens,
-            lesson_tokens=LESSON_TOKENS,
-            similarity=similarity,
-            threshold=NEAR,
-            leak=self._leak,
-            feedback=vote_guard(votes, similarity) if votes else None,
-            subsets=self.config.gate.enabled,
-        )
 
     async def _gated(
         self,
