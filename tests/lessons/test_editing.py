@@ -7,7 +7,6 @@ from midstream.lessons.commit import History
 from midstream.lessons.editing import edited, from_json, to_draft, to_json
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet, proven
 from midstream.lessons.operations import Rules
-from midstream.lessons.similarity import ngram_similarity
 from support.errors import raises
 from support.lesson_sets import MODULES, lesson_sets
 
@@ -89,7 +88,7 @@ def test_json_that_is_no_lesson_set_is_refused(text):
 
 # --- a person's edit --------------------------------------------------------------------------------------------------
 
-RULES = Rules(modules=MODULES, lesson_tokens=20, similarity=ngram_similarity, threshold=0.85)
+RULES = Rules(modules=MODULES, lesson_tokens=20, repeats=False)
 EDITED = LessonSet(
     lessons=(
         Lesson(id="L1", text="Look first.", used=3),

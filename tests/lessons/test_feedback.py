@@ -22,7 +22,6 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import read_updates
 from midstream.lessons.feedback import HELD_BACK, FilteredAgent, Vote, VoteFile, read_votes, vote_guard
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.similarity import ngram_similarity
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.rollout import Environment, rollout
@@ -45,7 +44,7 @@ def of_runs(count: int, value: Value = "against", text: str = BAD) -> list[Vote]
 
 
 def held_back(votes: Sequence[Vote], text: str = BAD, near: float = 0.85) -> bool:
-    reason = vote_guard(votes, ngram_similarity, near)(text)
+    reason = vote_guard(votes, near)(text)
     assert reason is None or reason.startswith(HELD_BACK)
     return reason is not None
 
@@ -90,7 +89,7 @@ def test_votes_on_other_claims_do_not_count():
 
 def test_the_reason_names_the_nearest_votes_first():
     votes = [*of_runs(1, text=f"Remember: {BAD}"), *(vote(run=f"/{name}") for name in "abc"), *of_runs(2, "for")]
-    reason = vote_guard(votes, ngram_similarity, 0.5)(BAD)
+    reason = vote_guard(votes, 0.5)(BAD)
     assert reason is not None
     assert reason.count(f"'{BAD}' (1.00)") == 3
     assert "Remember" not in reason
@@ -106,7 +105,7 @@ some_votes = st.lists(st.builds(vote, texts, values, run=st.integers(0, 30).map(
 @given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), st.randoms())
 def test_the_order_of_votes_does_not_matter(votes, text, near, chance: random.Random):
     shuffled = chance.sample(votes, len(votes))
-    assert vote_guard(votes, ngram_similarity, near)(text) == vote_guard(shuffled, ngram_similarity, near)(text)
+    assert vote_guard(votes, near)(text) == vote_guard(shuffled, near)(text)
 
 
 @given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), texts)

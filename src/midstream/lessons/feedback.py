@@ -35,9 +35,8 @@ from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.lesson_set import Line
-from midstream.lessons.operations import Guard, Similarity
 from midstream.lessons.settings import NEAR
-from midstream.lessons.similarity import ngram_similarity
+from midstream.lessons.similarity import Guard, ngram_similarity
 
 # Distinct votes that hold a text back: one or two rejections may be errors of the gate.
 NEAREST = 3
@@ -125,16 +124,16 @@ def digest(votes: Iterable[Vote]) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
-def vote_guard(votes: Sequence[Vote], similarity: Similarity, near: float = NEAR) -> Guard:
+def vote_guard(votes: Sequence[Vote], near: float = NEAR) -> Guard:
     """Make a function that returns why a text is held back, or None: the three nearest votes against it, nearest first.
 
-    The decision depends on neither the order of the votes, which are those that count, nor the time. `similarity` is
-    symmetric, in [0, 1]; `near` or more is near.
+    The decision depends on neither the order of the votes, which are those that count, nor the time. A similarity of
+    `near` or more is near.
     """
 
     def nearest(text: str, value: str) -> list[tuple[float, Vote]]:
         """At most three near votes of one side with their similarities, the nearest first."""
-        measured = [(similarity(text, vote.text), vote) for vote in votes if vote.value == value]
+        measured = [(ngram_similarity(text, vote.text), vote) for vote in votes if vote.value == value]
         # The item breaks ties, so that the votes named do not depend on the order in which they were given.
         return nsmallest(
             NEAREST, (found for found in measured if found[0] >= near), key=lambda it: (-it[0], it[1].item)
@@ -161,7 +160,7 @@ class FilteredAgent:
 
     def __init__(self, agent: Agent, votes: Path) -> None:
         self.agent, self.name = agent, agent.name
-        self._refusal = vote_guard(read_votes(votes), ngram_similarity)
+        self._refusal = vote_guard(read_votes(votes))
 
     async def run(self, task: Task, context: RunContext) -> Trajectory:
         """Run once and filter the answer."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -35,7 +35,6 @@ from itertools import pairwise
 from midstream.core.answers import numbers, words
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
-from midstream.lessons.operations import Guard
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
@@ -65,6 +64,7 @@ _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
+Guard = Callable[[str], str | None]  # the reason why a text is refused, or None
 
 
 # --- repetitions ------------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from midstream.lessons.operations import Operation, OperationOutcome, Rules, app
 from midstream.lessons.reflector import Reflector
 from midstream.lessons.replies import Proposals
 from midstream.lessons.runner import Match, Runner
-from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
-from midstream.lessons.similarity import leak_guard, ngram_similarity
+from midstream.lessons.settings import LESSON_TOKENS, LessonsConfig
+from midstream.lessons.similarity import leak_guard
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget, BudgetConfig
@@ -136,10 +136,9 @@ class LessonLearner:
             modules=self.config.modules,
             max_tokens=self.config.limits.max_tokens,
             lesson_tokens=LESSON_TOKENS,
-            similarity=ngram_similarity,
-            threshold=NEAR,
+            repeats=False,
             leak=self._leak,
-            feedback=vote_guard(votes, ngram_similarity) if votes else None,
+            feedback=vote_guard(votes) if votes else None,
             subsets=self.config.gate.enabled,
         )
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
