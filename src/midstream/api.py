@@ -271,7 +271,8 @@ def evaluate(
     if _is_given(tasks):
         counted = {} if tasks.count is None else {"count": tasks.count}
         changes["sets"] = [{"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen, **counted}]
-        if isinstance(source, Mapping):  # as the recipe of a run that learns from these tasks has it
+        # As the recipe of a run that learns from these tasks has it, so that both are one agent.
+        if isinstance(source, Mapping):
             source = {**source, "tasks": tasks.source}
     elif isinstance(agent, AgentSpec) and trained is None:
         raise UsageError("no tasks are named", code="missing-option", fix="evaluate(agent, tasks.test)")
@@ -671,7 +672,8 @@ def try_training(recipe: Recipe | str) -> RecipeTrial:
         )
     with Build(recipe) as build:
         parts = parts_of(build)
-        from midstream.training.trial import measure  # needs torch, which `parts_of` has checked
+        # It needs torch, which `parts_of` has checked.
+        from midstream.training.trial import measure
 
         process.use_threads(recipe, learns=True)
         return asyncio.run(measure(parts))

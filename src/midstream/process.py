@@ -72,7 +72,8 @@ class Stop:
         """Stop the work, or refuse it if it has not begun."""
         self._asked = by
         if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # the loop has ended
+            # The loop may have ended meanwhile.
+            with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def on_signal(self, *_: object) -> None:
@@ -97,17 +98,8 @@ class Stop:
             self._task = None
 
 
-_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
-
-
-@contextmanager
-def stopped_by(stop: Stop) -> Iterator[None]:
-    """Have `stop` end the work in this block."""
-    token = _stop.set(stop)
-    try:
-        yield
-    finally:
-        _stop.reset(token)
+# What ends the work of this thread, beside Ctrl-C.
+STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 @contextmanager
@@ -137,7 +129,8 @@ def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
             return done.result()
         except KeyboardInterrupt:
             stop()
-            return done.result()  # raises KeyboardInterrupt again, once the run is left in order
+            # It raises KeyboardInterrupt again, once the run is left in order.
+            return done.result()
 
     return call
 
@@ -155,7 +148,8 @@ def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
         except asyncio.CancelledError:
             stop()
             await asyncio.wait([result])
-            result.exception()  # it is KeyboardInterrupt, or the run ended at this moment
+            # It is KeyboardInterrupt, or the run ended at this moment.
+            result.exception()
             raise
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
@@ -179,8 +173,9 @@ def _start(function: Callable[[], T]) -> tuple[Future[T], Stop]:
     stop = Stop()
 
     def work() -> T:
-        with stopped_by(stop):
-            return function()
+        # The thread has a context of its own.
+        STOP.set(stop)
+        return function()
 
     return start_thread(work, "midstream"), stop
 
@@ -197,7 +192,7 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     use_threads(build.recipe, learns=False)
-    stop = _stop.get() or Stop()
+    stop = STOP.get() or Stop()
     with asyncio.Runner() as runner, _stopped_by_sigterm(stop):
 
         def run(coroutine: Running[T]) -> T:

@@ -21,7 +21,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import shorten
-from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
+from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig, SessionSettings
@@ -103,7 +103,8 @@ def external_recipe(source: str, config: ServeConfig, **changes: Unpack[Learning
     if table["agent"]["type"] != "external":
         sampling = getattr(policy.config, "sampling", None)
         given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
-        if isinstance(policy.config, SessionSettings):  # its limits are those of the sessions
+        if isinstance(policy.config, SessionSettings):
+            # Its limits are those of the sessions.
             given = policy.config.model_dump(mode="json", include=set(SessionSettings.model_fields), exclude_none=True)
         table["agent"] = {**given, "type": "external", "engine": policy.engine}
         table["tools"] = {}
@@ -149,8 +150,9 @@ def serve_sessions(
                     results.append(journal, "sessions", group.trajectories)
                 except Exception as failure:  # noqa: BLE001  # whatever a caller brought ends only its own session
                     listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
+                    # No session can be recorded any more.
                     if isinstance(failure, StorageError) and not full.done():
-                        full.set_exception(failure)  # no session can be recorded any more
+                        full.set_exception(failure)
                     return str(failure) or repr(failure)
                 return ""
 
@@ -237,7 +239,10 @@ class AnsweringAgent:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
         if name := find_changing(chat.options) or ("response_format" if chat.json_schema else None):
             raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
-        ended = await self.run(question_of(chat.messages), step)
+        # The agent answers one question, so what was said before stands above it.
+        *before, last = chat.messages
+        said = "\n".join(f"{message.role}: {message.content}" for message in before)
+        ended = await self.run(f"{said}\n\n{last.content}" if said else last.content, step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)
         if ended.held_back:
@@ -259,10 +264,3 @@ class AnsweringAgent:
         raise FormError("no-sessions", "this server answers questions, and learns nothing from them", None, status=404)
 
     take_end = take_reward
-
-
-def question_of(messages: Sequence[Message]) -> str:
-    """The question of a chat: its last message, after what was said before it, if anything was."""
-    *before, last = messages
-    said = "\n".join(f"{message.role}: {message.content}" for message in before)
-    return f"{said}\n\n{last.content}" if said else last.content

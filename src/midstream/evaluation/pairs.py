@@ -22,7 +22,8 @@ from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.evaluation.estimates import Interval, bootstrap, t_interval, t_quantile, value
 
 Verdict = Literal["better", "worse", "no evidence of a difference", "the same"]
-_EQUAL = 1e-9  # means of trials carry rounding errors
+# Means of trials carry rounding errors.
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,8 @@ class SetEvaluation:
     step: int | None = None
     trials: int = 1
     numbered: bool = True
-    learned: str = ""  # why the policy knows these tasks: its result is no evidence of what it can do on new ones
+    # Why the policy knows these tasks: its result is no evidence of what it can do on new ones.
+    learned: str = ""
 
     @property
     def name(self) -> str:
@@ -97,14 +98,11 @@ def separate_learned(evaluations: Sequence[SetEvaluation], learned: Mapping[str,
     """
     found: list[SetEvaluation] = []
     for part in evaluations:
-        reasons: dict[str, str] = {}
-        for task in part.tasks:
-            for key in sorted(task_keys(task.id, task.question) & learned.keys()):
-                reasons[task.id] = learned[key]
+        keys = {task.id: sorted(task_keys(task.id, task.question) & learned.keys()) for task in part.tasks}
+        reasons = {name: learned[known[-1]] for name, known in keys.items() if known}
         if new := [task for task in part.tasks if task.id not in reasons]:
             found.append(replace(part, tasks=new))
-        if reasons:
-            known = [task for task in part.tasks if task.id in reasons]
+        if known := [task for task in part.tasks if task.id in reasons]:
             chosen = part.chosen.model_copy(update={"name": f"{part.chosen.name}-learned"})
             why = ", ".join(dict.fromkeys(reasons.values()))
             found.append(replace(part, chosen=chosen, tasks=known, learned=why))

@@ -69,14 +69,10 @@ class Vote(Frozen):
 class VoteFile(SqliteFile):
     """The votes of a project, in the order they were given; nothing is deleted. Several processes may add at once.
 
-    With `write` the file is created if it is missing. Raises as `SqliteFile`, and `UsageError` for a missing file that
-    is only read.
+    With `write` the file is created if it is missing. Raises as `SqliteFile`.
     """
 
     def __init__(self, path: Path, *, write: bool = True) -> None:
-        if not write and not path.exists():
-            fix = "correct the path, or vote: midstream lessons vote TEXT against"
-            raise UsageError(f"there are no votes in {str(path)!r}", code="file-not-found", fix=fix)
         super().__init__(
             path,
             application=0x6D736676,  # "msfv"
@@ -113,7 +109,10 @@ class VoteFile(SqliteFile):
 
 
 def read_votes(path: Path) -> tuple[Vote, ...]:
-    """The votes in a file that count; raises as `VoteFile`."""
+    """The votes in a file that count; raises as `VoteFile`, and `UsageError` for a missing file."""
+    if not path.exists():
+        fix = "correct the path, or vote: midstream lessons vote TEXT against"
+        raise UsageError(f"there are no votes in {str(path)!r}", code="file-not-found", fix=fix)
     with closing(VoteFile(path, write=False)) as file:
         return file.counted()
 

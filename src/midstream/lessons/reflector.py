@@ -188,7 +188,8 @@ class Reflector:
         return calls[-1]
 
 
-_CHARACTERS_PER_WORD = 6  # of English text with its space: models follow a limit in words better than one in tokens
+# Of English text with its space: models follow a limit in words better than one in tokens.
+_CHARACTERS_PER_WORD = 6
 _MODULES = {
     "planner": "decides in each turn which step and which tool come next, and what "
     "the tool is to be told",  # words: allow

@@ -96,11 +96,9 @@ class LessonsSession(Session):
         try:
             return await super().run()
         finally:
-            self.committer.ledger.close()
-            self.store.close()
-            self.budget.close()
-            if self.votes is not None:
-                self.votes.close()
+            for opened in (self.committer.ledger, self.store, self.budget, self.votes):
+                if opened is not None:
+                    opened.close()
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
