@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from midstream.core.errors import RunError, UsageError, name_place
 from midstream.core.text_file import read_text
@@ -135,7 +135,7 @@ def votes_path(named: str | None, project: Path | None) -> Path:
         return project or VOTES
     path, _ = split(named)
     if (path / "run.json").exists():
-        lessons = RunDirectory.open(path).info().resolved.get("lessons") or {}
+        lessons: Any = RunDirectory.open(path).info().resolved.get("lessons") or {}
         return Path(lessons.get("feedback") or VOTES)
     if not path.is_file():
         raise UsageError(f"{named} is no run", code="file-not-found", fix="name a run, or the file: --project FILE")

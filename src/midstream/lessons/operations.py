@@ -122,10 +122,18 @@ class _Screen:
 
     def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
         """Refuse the operation or accept it into the set. `known`: it has the id that an earlier batch gave it."""
-        if operation.kind == "add":
-            return self._add(operation, known)
         before, after, refused = self.lessons.get(operation.id), None, ""
-        if before is None and operation.id not in self._ids:
+        if operation.kind == "add":
+            module = operation.module or next(iter(self.rules.modules), "")
+            before, operation = None, operation.model_copy(update={"module": module})
+            if not (refused := self._unsound(operation, cost(operation.text))):
+                # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
+                free = ID.fullmatch(operation.id) and operation.id not in self._ids
+                if not (known and free and number(operation.id) < self.next_number):
+                    operation = operation.model_copy(update={"id": f"L{self.next_number}"})
+                    self.next_number += 1
+                after = _lesson(operation, None)
+        elif before is None and operation.id not in self._ids:
             refused = f"there is no lesson {operation.id!r}"
         elif before is None or (operation.kind != "keep" and operation.id in self._touched):
             refused = f"a second operation on {operation.id}"
@@ -143,19 +151,6 @@ class _Screen:
         if not refused:
             self._accept(operation, before, after)
         return OperationOutcome(operation=operation, refused=refused)
-
-    def _add(self, operation: Operation, known: bool) -> OperationOutcome:
-        module = operation.module or next(iter(self.rules.modules), "")
-        operation = operation.model_copy(update={"module": module})
-        if refused := self._unsound(operation, cost(operation.text)):
-            return OperationOutcome(operation=operation, refused=refused)
-        # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
-        free = ID.fullmatch(operation.id) and operation.id not in self._ids
-        if not (known and free and number(operation.id) < self.next_number):
-            operation = operation.model_copy(update={"id": f"L{self.next_number}"})
-            self.next_number += 1
-        self._accept(operation, None, _lesson(operation, None))
-        return OperationOutcome(operation=operation)
 
     def _accept(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
         growth = _growth(before, after)

@@ -102,27 +102,23 @@ class LessonsSession(Session):
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
+        run = self.run_directory
         self.committer.recover()
         self.store.retain(lambda name, failed: not failed)
-        record_learned(self.run_directory, "lessons", self.parts.tasks)
-        record_learned(self.run_directory, "gate", self.parts.validation)
+        record_learned(run, "lessons", self.parts.tasks)
+        record_learned(run, "gate", self.parts.validation)
         if self.committer.history.current() is None:
             self.committer.history.add(self.parts.start, by="start")
-        self.updates = read_updates(self.run_directory)
+        self.updates = read_updates(run)
+        recipe, done, limits = run.info().recipe_name, len(self.updates), self.budget.limits.limits
         self.listener(
-            RunStarted(
-                recipe=self.run_directory.info().recipe_name,
-                directory=str(self.run_directory.root),
-                total=self.most_updates,
-                done=len(self.updates),
-                limits=self.budget.limits.limits,
-            )
+            RunStarted(recipe=recipe, directory=str(run.root), total=self.most_updates, done=done, limits=limits)
         )
         for record in self.updates:
             self.listener(record.event)
         self._warn_of_limit()
         if self.parts.prepare is not None:
-            await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
+            await self.parts.prepare(run, lambda text: self.listener(Phase(text)))
         if self.parts.evaluation.at == "both":
             await self._evaluate(WITHOUT, 0)
             # The last evaluation must fit into the budget, too.
