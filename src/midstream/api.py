@@ -555,8 +555,7 @@ def _work_in(
         stack.enter_context(run.lock())
         listener = stack.enter_context(tracked(run, trackers, listener))
         stack.enter_context(process.status_on_failure(run))
-        # A lesson session opens its budget itself.
-        stack.enter_context(process.open_budget(run, None if recipe.lessons and asked is None else build.budget))
+        stack.enter_context(process.open_budget(run, build.budget))
         if trained is None:
             stack.enter_context(served(recipe, listener))
         if make_session is not None:

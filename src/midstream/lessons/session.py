@@ -65,7 +65,7 @@ class LessonsParts:
 
 
 class LessonsSession(Session):
-    """One lesson run in one run directory. It closes budget and votes; the caller closes the other parts."""
+    """One lesson run in one run directory. It closes the votes; the caller closes the parts."""
 
     def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
@@ -92,13 +92,13 @@ class LessonsSession(Session):
 
     async def run(self) -> str:
         """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""
-        self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
         try:
             return await super().run()
         finally:
-            for opened in (self.committer.ledger, self.store, self.budget, self.votes):
-                if opened is not None:
-                    opened.close()
+            self.committer.ledger.close()
+            self.store.close()
+            if self.votes is not None:
+                self.votes.close()
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
