@@ -169,12 +169,14 @@ def solve(
     if not isinstance(question, str) or not question.strip():
         what, fix = f"the question is empty or no text: {question!r:.100}", 'midstream solve "What is 45 plus 17 ?"'
         raise UsageError(what, code="empty-value", fix=f"e.g. {fix}; in Python, solve(agent, question)")
-    listener = options.get("listener") or print_warnings
+    listener, changes = options.get("listener") or print_warnings, changes_in(AgentChanges, options)
+    recipe = agent_recipe(opened(agent, changes)[0], **changes)
+    if any(engine.config.needs_world for engine in recipe.engines.values()):
+        # A model whose vocabulary is its world's knows no other words; its question is refused before it is loaded.
+        with Build(recipe) as build:
+            if isinstance(build.source, TrainableWorld):
+                question = build.source.readable(question)
     with answering(agent, temperature=temperature, unsafe=unsafe, **options) as (environment, run, build):
-        # A model whose vocabulary is its world's knows no other words.
-        in_a_world = any(engine.config.needs_world for engine in build.recipe.engines.values())
-        if in_a_world and isinstance(build.source, TrainableWorld):
-            question = build.source.readable(question)
         task = Task(id="question", question=question, answer="")
         [group] = run(rollout(environment, [task], seed=build.recipe.seed, listener=listener))
     [trajectory] = group.trajectories
