@@ -76,11 +76,27 @@ class Stop:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def on_signal(self, *_: object) -> None:
-        """Handle SIGTERM: outside of a coroutine, and at the second one, the work ends at once."""
-        if self._asked or self._task is None:
-            raise KeyboardInterrupt("stopped by SIGTERM")
-        self("SIGTERM")
+    @contextmanager
+    def at_sigterm(self) -> Iterator[None]:
+        """Have SIGTERM stop the work in the block, unless the program around it handles that signal.
+
+        Outside of a coroutine, and at the second one, the work ends at once.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            yield
+            return
+
+        def handle(*_: object) -> None:
+            if self._asked or self._task is None:
+                raise KeyboardInterrupt("stopped by SIGTERM")
+            self("SIGTERM")
+
+        signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def around(self, coroutine: Running[T]) -> T:
         """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
@@ -100,20 +116,6 @@ class Stop:
 
 # What ends the work of this thread, beside Ctrl-C.
 STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
-
-
-@contextmanager
-def _stopped_by_sigterm(stop: Stop) -> Iterator[None]:
-    """Have SIGTERM stop the work, unless the program around it handles that signal."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop.on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
@@ -193,7 +195,7 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
 
     use_threads(build.recipe, learns=False)
     stop = STOP.get() or Stop()
-    with asyncio.Runner() as runner, _stopped_by_sigterm(stop):
+    with asyncio.Runner() as runner, stop.at_sigterm():
 
         def run(coroutine: Running[T]) -> T:
             try:

@@ -169,14 +169,12 @@ def leak_guard(tasks: Iterable[Task]) -> Guard:
 
 def _reveals(answer: str, keys: Sequence[Key]) -> bool:
     """Return whether general advice is very unlikely to hold these words by chance."""
-    digits = ("".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers)
-    names = sum(1 for word in answer.split() if word[:1].isupper() and len(word) > 1)
+    names = [word for word in answer.split() if word[:1].isupper() and len(word) > 1]
     content = [key for key in keys if key[0] not in _LITTLE_WORDS]
-    return (
-        len(content) >= REVEALING_WORDS
-        or names >= REVEALING_NAMES
-        or any(len(significant) >= REVEALING_DIGITS for significant in digits)
-    )
+    # Round numbers are not rare: zeros at either end do not count.
+    digits = ["".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers]
+    revealing = len(content) >= REVEALING_WORDS or len(names) >= REVEALING_NAMES
+    return revealing or any(len(significant) >= REVEALING_DIGITS for significant in digits)
 
 
 def _share(wanted: frozenset[Key], there: frozenset[Key]) -> float:
