@@ -114,7 +114,7 @@ class Stop:
             self._task = None
 
 
-# What ends the work of this thread, beside Ctrl-C.
+# What ends the work of this thread, besides Ctrl-C.
 STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 

@@ -223,7 +223,7 @@ class Version(Frozen):
 class History:
     """The versions of one lesson set, in a directory; the newest is the current one. Numbers count from 1.
 
-    Several processes may read. Whoever writes holds the lock of the run.
+    Several processes may read. A writer holds the lock of the run.
     """
 
     def __init__(self, directory: Path) -> None:
