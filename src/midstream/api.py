@@ -273,7 +273,7 @@ def evaluate(
     if _is_given(tasks):
         counted = {} if tasks.count is None else {"count": tasks.count}
         changes["sets"] = [{"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen, **counted}]
-        # As the recipe of a run that learns from these tasks has it, so that both are one agent.
+        # As the recipe of a run that learns from these tasks has it.
         if isinstance(source, Mapping):
             source = {**source, "tasks": tasks.source}
     elif isinstance(agent, AgentSpec) and trained is None:
@@ -286,7 +286,7 @@ def evaluate(
     begun = _begun(root, recipe, asked)
     if begun is not None:
         asked = begun.info().evaluation
-        # With the prices that it began with: a provider's list may have changed since.
+        # With the prices that it began with.
         engines = inputs.run_recipe(begun).engines
         priced = {name: engine for name, engine in engines.items() if not own.is_reference(engine.type)}
         recipe = recipe.model_copy(update={"engines": {**recipe.engines, **priced}})

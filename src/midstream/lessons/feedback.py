@@ -38,7 +38,7 @@ from midstream.lessons.lesson_set import Line
 from midstream.lessons.settings import NEAR
 from midstream.lessons.similarity import Guard, ngram_similarity
 
-# Distinct votes that hold a text back: one or two rejections may be errors of the gate.
+# Distinct votes that hold a text back: one rejection may be an error of the gate.
 NEAREST = 3
 HELD_BACK = "near three votes against"  # of a refusal, before the votes
 _SHOWN = 60  # characters of a vote in a reason

@@ -154,7 +154,7 @@ class Reflector:
                 problem = f"it was cut off after max_tokens = {call.sampling.max_tokens}: write less"
                 reading = ParsedReply(problem=problem)
             elif reading.value is None and number == ASKS:
-                # Only now: a model that repairs its own reply loses nothing of it.
+                # Only now: a model repairs its own JSON first.
                 repaired = read(call.completion, True)
                 reading = reading if repaired.value is None else repaired
             if reading.value is not None:

@@ -91,7 +91,7 @@ class Runner:
         count = counter(self.report, what, len(kept), len(tasks) * group_size)
 
         def on_done(ended: Sequence[Trajectory]) -> None:
-            # First on disk: what is reported must never be lost.
+            # On disk before it is reported.
             self.ledger.keep(scope, ended)
             count(ended)
 

@@ -13,7 +13,7 @@ from midstream.core.trajectory import Sampling
 from midstream.runs.budget import BudgetConfig
 
 ROLES = ("summariser", "critic", "merger")
-# Requests for one usable reply, the last of which may be repaired: small models need the second more than the third.
+# Requests for one usable reply. The last may be repaired: a model repairs its own JSON first.
 ASKS = 3
 VOTES = Path(".midstream/votes.sqlite")
 """The file of the project's votes where no recipe names one."""

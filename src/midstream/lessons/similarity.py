@@ -171,7 +171,7 @@ def _reveals(answer: str, keys: Sequence[Key]) -> bool:
     """Return whether general advice is very unlikely to hold these words by chance."""
     names = [word for word in answer.split() if word[:1].isupper() and len(word) > 1]
     content = [key for key in keys if key[0] not in _LITTLE_WORDS]
-    # Round numbers are not rare: zeros at either end do not count.
+    # Of the significant digits: zeros at either end do not count.
     digits = ["".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers]
     revealing = len(content) >= REVEALING_WORDS or len(names) >= REVEALING_NAMES
     return revealing or any(len(significant) >= REVEALING_DIGITS for significant in digits)
