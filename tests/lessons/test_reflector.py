@@ -111,7 +111,8 @@ def test_every_operation_says_where_it_came_from():
 
 def test_lessons_from_the_model_are_asked_for_with_the_question_alone():
     engine = ScriptedEngine([operations(ADD)])
-    found = asyncio.run(reflector(engine, lessons_from="model").write(1, "t1", GROUP.task.question, LESSONS))
+    group = Group(task=GROUP.task, trajectories=())
+    found = asyncio.run(reflector(engine, lessons_from="model").contrast(1, group, (), LESSONS, None))
     assert found.value
     assert found.value[0].origin.tasks == ("t1",)
     assert found.value[0].origin.trajectories == ()

@@ -21,7 +21,7 @@ from typing import Any
 
 from midstream.components.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
-from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
+from midstream.core.events import Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.seeds import derive_seed
 from midstream.core.source import TaskSource
@@ -277,9 +277,7 @@ class TrainingSession(Session):
         ):
             name, sampling = evaluation.chosen.name, sampling_name(evaluation.temperature)
             self._phase(f"evaluation {when}: {name}, {sampling}")
-            result = await evaluate_set(self.run_directory, evaluation, self.store, note=self.note)
-            if result is not None:
-                self.listener(EvaluationFinished(result))
+            await evaluate_set(self.run_directory, evaluation, self.store, self.listener)
 
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))

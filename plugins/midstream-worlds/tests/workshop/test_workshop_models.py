@@ -161,9 +161,9 @@ def test_a_query_of_another_world_is_refused():
 # --- the reflector ----------------------------------------------------------------------------------------------------
 
 
-def reflector(world, asks=1, seed=0, **settings):
+def reflector(world, seed=0, **settings):
     engine = SimulatedEngine(reflector_reply(world), SimulatedConfig(plays="reflector"), "reflector")
-    config = LessonsConfig(reflector=RoleConfig(engine="reflector", asks=asks), **settings)
+    config = LessonsConfig(reflector=RoleConfig(engine="reflector"), **settings)
     return Reflector(config, dict.fromkeys(("summariser", "critic", "merger"), engine), Ledger(), seed)
 
 
@@ -232,7 +232,8 @@ def test_lessons_from_questions_alone_are_guesses_too():
     roles = reflector(world, lessons_from="model")
 
     async def run():
-        return [(await roles.write(1, one.id, one.question, LessonSet())).value for one in world.tasks("train")]
+        groups = [Group(task=task, trajectories=()) for task in world.tasks("train")]
+        return [(await roles.contrast(1, group, (), LessonSet(), None)).value for group in groups]
 
     which = [which for text in texts_of(asyncio.run(run())) for _, which in world.meaning(text)]
     assert 0 < which.count(0) < len(which) / 2
