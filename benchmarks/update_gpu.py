@@ -121,7 +121,7 @@ def offload_line(size: str, setting: str, arguments: argparse.Namespace) -> str:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     model = make_model(size, device=arguments.device, dtype=torch.bfloat16)
-    config = LearnerConfig.model_validate({"offload": setting, "masters": True, "recompute_activations": True})
+    config = LearnerConfig.model_validate({"offload": setting, "recompute_activations": True})
     learner = LocalLearner(model, config)
     shape = TOY if arguments.tiny else replace(SHAPES["base"], questions=4)
     rows = recorded(learner, make_rows(shape, model.config.vocab_size))

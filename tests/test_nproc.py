@@ -106,7 +106,7 @@ def test_one_rank_alone_learns_what_one_process_learns(make_build, tmp_path, tor
 
 def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun):
     dist.init_process_group("gloo")
-    config = LearnerConfig(masters=True, attention="dense", parallel="fsdp2")
+    config = LearnerConfig(attention="dense", parallel="fsdp2")
     start = model_of("llama", dtype=torch.bfloat16, double_norm=False)
     learner = RankedLearner(copy.deepcopy(start), config, sampled=False)
     assert {parameter.dtype for parameter in learner.parameters} == {torch.float32}
@@ -122,7 +122,7 @@ def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun)
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [
-        (torch.bfloat16, {"parallel": "ddp", "masters": True}),
+        (torch.bfloat16, {"parallel": "ddp"}),
         (torch.float32, {"parallel": "fsdp2", "offload": "optimizer"}),
     ],
     ids=["ddp", "fsdp2"],

@@ -87,7 +87,7 @@ def run(learner: Any, own: Path, one: Path) -> dict[str, Any]:
 
 def masters(out: Path) -> list[tuple[float, float]]:
     """Losses and norms of steps of a bfloat16 model with float32 masters; its weights in `out`."""
-    config = LearnerConfig(masters=True, attention="dense", chunk_tokens=60)
+    config = LearnerConfig(attention="dense", chunk_tokens=60)
     learner = learner_with(config, torch.bfloat16)
     steps = [(learner.forward_backward(ragged_rows(i), LOSS).loss, learner.optimizer_step(1e-3)) for i in range(4)]
     learner.export_weights(out)

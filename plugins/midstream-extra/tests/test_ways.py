@@ -73,7 +73,7 @@ def test_ranks_divide_all_but_the_weights_and_gradient_of_an_update():
 
 
 def test_ranks_hold_masters_in_place_of_weights():
-    learner = recipe("agentflow-7b", "learner.masters=true", "engines.policy.dtype=bfloat16").learner
+    learner = recipe("agentflow-7b", "engines.policy.dtype=bfloat16").learner
     parts = engine_parts(SHAPES["Qwen2.5-7B"], "bfloat16", learner, sampled=None, on_card=False)
     assert parts is not None
     held = {part.name: part.bytes for part in divided(parts, 8, replica=False)}

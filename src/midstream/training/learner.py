@@ -50,12 +50,14 @@ class LocalLearner:
     """A `training.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
-    switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's
+    switched off. What `offload.py` keeps in host memory changes no result. `masters`: train float32 copies of the
+    weights, by default of 16-bit ones. Raises `UnsupportedError` if the model's
     logits are not its head on its last hidden states.
     """
 
-    def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, masters: bool | None = None) -> None:
         self.config = config
+        self.masters = config.has_masters(str(model.dtype).removeprefix("torch.")) if masters is None else masters
         require_plain_head(model)
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None
@@ -268,7 +270,7 @@ class LocalLearner:
         other = state["model"].keys() ^ _trainable(self.model).keys()
         if other:
             raise KeyError(min(other))
-        if not self.config.masters and any("master" in one for one in state["optimizer"]["state"].values()):
+        if not self.masters and any("master" in one for one in state["optimizer"]["state"].values()):
             raise KeyError("master")
         # Frozen weights are not in it.
         self.model.load_state_dict(state["model"], strict=False)
@@ -286,8 +288,8 @@ class LocalLearner:
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         config = self.config
         settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "weight_decay": config.weight_decay}
-        if config.offloads_optimizer or config.masters:
-            return StreamedAdamW(self.parameters, host=config.offloads_optimizer, masters=config.masters, **settings)
+        if config.offloads_optimizer or self.masters:
+            return StreamedAdamW(self.parameters, host=config.offloads_optimizer, masters=self.masters, **settings)
         return torch.optim.AdamW(self.parameters, **settings)
 
     # What a learner over several processes does more (`ranks.py`).

@@ -95,17 +95,18 @@ class RankedLearner(LocalLearner):
         self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
         self.replica: PreTrainedModel | None = None
         self._ddp: DistributedDataParallel | None = None
-        self._kind, self._masters = model.dtype, config.masters
-        _require_fit(model, config)
+        self._kind = model.dtype
+        # With FSDP2 the masters are the divided weights themselves.
+        self._divides_masters = config.has_masters(str(model.dtype).removeprefix("torch."))
+        _require_fit(model, config, masters=self._divides_masters)
         if config.parallel == "ddp":
             super().__init__(model, config)
             self._ddp = DistributedDataParallel(self.model)
             return
-        # With FSDP2 the masters are the divided weights themselves.
-        super().__init__(model, config.model_copy(update={"masters": False}))
+        super().__init__(model, config, masters=False)
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
-        _divide(self.model, masters=config.masters)
+        _divide(self.model, masters=self._divides_masters)
         if self.reference is not None:
             _divide(self.reference)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -226,7 +227,7 @@ class RankedLearner(LocalLearner):
         if self.rank == 0:
             # Each tensor is written once: a tied head has two names.
             own = [name for name, _ in self.model.named_parameters()]
-            kind = self._kind if self._masters else None
+            kind = self._kind if self._divides_masters else None
             state = {name: state[name].to(kind) for name in own if name in state}
             super().export_weights(directory, state)
 
@@ -304,10 +305,10 @@ class RankedLearner(LocalLearner):
                     parameter.grad += before
 
 
-def _require_fit(model: PreTrainedModel, config: LearnerConfig) -> None:
+def _require_fit(model: PreTrainedModel, config: LearnerConfig, *, masters: bool) -> None:
     """Refuse what cannot be divided among ranks, or not in this way."""
     if config.parallel == "ddp":
-        conflict = config.masters and ("learner.masters = true", "DDP sums gradients in the type of the weights")
+        conflict = masters and (f"a model in {model.dtype}", "DDP sums gradients in the type of the weights")
     elif hasattr(model, "before_step"):
         conflict = "engine type tiny", "its model redraws embeddings, which no rank has whole"
     else:

@@ -56,8 +56,8 @@ class LearnerConfig(ComponentConfig):
         parallel: over several processes (`--nproc`): `fsdp2` divides weights, reference policy and AdamW's moments,
             with `ddp` each holds all
         offload: what stays in host memory and comes to the device a piece at a time: the `reference` policy, the
-            `optimizer` (AdamW's moments and masters), or `all`; the results are the same to the bit
-        masters: of a bfloat16 or float16 model, train float32 copies of all weights, so that small steps add up
+            `optimizer` (AdamW's moments, and the float32 copies of 16-bit weights), or `all`; the results are the same
+            to the bit
         threads: CPU threads of PyTorch; by default 1 for a `tiny` model (repeats bit for bit), else all cores, or
             OMP_NUM_THREADS
     """
@@ -75,7 +75,6 @@ class LearnerConfig(ComponentConfig):
     lora: LoraConfig | None = None
     parallel: Literal["fsdp2", "ddp"] = "fsdp2"
     offload: Literal["none", "reference", "optimizer", "all"] = "none"
-    masters: bool = False
     threads: int | None = Field(default=None, ge=1, le=1024)
 
     @classmethod
@@ -85,23 +84,6 @@ class LearnerConfig(ComponentConfig):
 
     def check_recipe(self, where: str, recipe: Any) -> None:
         """Check that the weights of a recipe that trains can be trained so. Raises `RecipeError`."""
-        name = recipe.trained_engine
-        dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
-        if dtype != "float32" and self.lora is None and not self.masters:
-            raise RecipeError(
-                f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
-                code="setting-conflict",
-                cause="AdamW steps by about the learning rate, less than the distance of two such numbers",
-                fix=f'set {where}.masters = true, or dtype = "float32", or add [learner.lora], an adapter in float32',
-            )
-        if self.masters and (dtype == "float32" or self.lora is not None):
-            already = f"{where}.lora" if self.lora is not None else f"engines.{name}.dtype = {dtype!r}"
-            raise RecipeError(
-                f"{where}.masters = true with {already}",
-                code="setting-conflict",
-                cause="masters are float32 copies of the trained weights, and these are float32 already",
-                fix=f'remove {where}.masters, or train all weights of an engine with dtype = "bfloat16"',
-            )
         if self.lora is not None and self.offload == "reference":
             raise RecipeError(
                 f"{where}.offload = 'reference' with {where}.lora",
@@ -132,6 +114,10 @@ class LearnerConfig(ComponentConfig):
         """Return what trains in a run directory, in place of midstream's own session; None for that one."""
         return None
 
+    def has_masters(self, dtype: str) -> bool:
+        """True if float32 copies of all weights are trained: in 16 bits, AdamW's small steps would be lost."""
+        return self.lora is None and dtype in ("bfloat16", "float16")
+
     @property
     def offloads_reference(self) -> bool:
         """True if the reference policy is in host memory; with LoRA it is the model itself, and stays."""
@@ -148,18 +134,13 @@ class SupervisedConfig(Settings):
 
     Attributes:
         transcripts: trajectories of the teacher to record
-        successes_only: only trajectories of reward 1; of a reward with parts, only with every part in full
         batch_size: rows of an update
         learning_rate: constant in `training.supervised`, the peak in `[warm_start]`
-        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
-            replies differ
     """
 
     transcripts: int = Field(default=5000, ge=1)
-    successes_only: bool = False
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=2.5e-3, gt=0)
-    similar: Literal["prompts", "rows"] = "prompts"
 
     @property
     def at_once(self) -> int:
@@ -181,6 +162,8 @@ class WarmStartConfig(SupervisedConfig):
         policy: settings of the teacher
         min_copy_rate: the least share of first look-ups that must name a place of the question (the world's check)
         lessons: share of transcripts with lessons in their prompts, which the teacher follows
+        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
+            replies differ
         shared_prefixes: compute what the prompts of a batch share once; needs `prompt_weight = 0`
         copying: share of updates on random tokens that come twice, of which the second time is learned; a small
             language model learns to copy names from them
@@ -197,6 +180,7 @@ class WarmStartConfig(SupervisedConfig):
     policy: dict[str, Any] = Field(default_factory=dict)
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
+    similar: Literal["prompts", "rows"] = "prompts"
     shared_prefixes: bool = False
     copying: float = Field(default=0.0, ge=0, lt=1)
     degraded: dict[str, DegradedConfig] = {}
@@ -222,9 +206,11 @@ class ImitationConfig(SupervisedConfig):
 
     Attributes:
         planner: a table such as `[agent.planner]`: whose transcripts; by default the warm start's teacher
+        successes_only: only trajectories of reward 1; of a reward with parts, only with every part in full
     """
 
     planner: Component | None = None
+    successes_only: bool = False
 
 
 class OverlongConfig(Settings):

@@ -237,7 +237,7 @@ def _of_update(recipe: Recipe, training: TrainingConfig, *, longest: int) -> dic
         actor + "optim.betas": list(learner.betas),
         actor + "optim.weight_decay": learner.weight_decay,
         actor + "optim.clip_grad": learner.max_grad_norm,
-        actor + "fsdp_config.model_dtype": "fp32" if learner.masters else _DTYPES[dtype],
+        actor + "fsdp_config.model_dtype": "fp32",  # with all weights trained, it updates float32 copies
         actor + "fsdp_config.dtype": dtype,
         actor + "fsdp_config.optimizer_offload": learner.offloads_optimizer,
         f"++{actor}fsdp_config.mixed_precision": precision,

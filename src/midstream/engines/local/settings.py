@@ -28,8 +28,8 @@ class LocalModelConfig(InProcessConfig):
     Attributes:
         model: a directory, a GGUF file, a short name of `midstream models`, or a name on the Hugging Face Hub
         adapter: the directory of a LoRA adapter of that model, such as a run's `policy`
-        dtype: `float32`, `bfloat16` or `float16`; training all weights needs `float32`, or `learner.masters`, because
-            the others lose small steps
+        dtype: `float32`, `bfloat16` or `float16`; where all weights are trained in 16 bits, AdamW updates float32
+            copies of them, so that small steps add up
         device: PyTorch's name of the device
         max_batch: the most completions sampled at once
         chat_template_kwargs: settings of the chat template, such as `{ enable_thinking = false }`
