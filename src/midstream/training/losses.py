@@ -170,12 +170,6 @@ class PolicyLoss(Settings):
     aggregation: Aggregation = "trajectory-turn-token"
     type: str | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """True if it is the clipped ratio alone, without KL, dual clip or a function of your own."""
-        no_more = not self.kl_coefficient and self.dual_clip is None
-        return type(self) is PolicyLoss and self.surrogate == "ppo" and no_more
-
     def per_token(
         self,
         logprobs: torch.Tensor,

@@ -386,15 +386,11 @@ class TrainingConfig(Settings):
         return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
-    def _one_advantage(self) -> TrainingConfig:
+    def _fits_together(self) -> TrainingConfig:
         others = {"baseline": "group_mean", "normalize_by_std": True, "advantage_over": "trajectories"}
         changed = [name for name, default in others.items() if getattr(self, name) != default]
         if self.advantage is not None and changed:
             raise ValueError(f"advantage takes the place of {changed[0]}: leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _enough_groups(self) -> TrainingConfig:
         if self.minibatches > self.tasks_per_step:
             raise ValueError(f"minibatches {self.minibatches} exceeds tasks_per_step {self.tasks_per_step}")
         return self
