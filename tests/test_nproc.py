@@ -123,7 +123,7 @@ def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun)
     ("dtype", "settings"),
     [
         (torch.bfloat16, {"parallel": "ddp"}),
-        (torch.float32, {"parallel": "fsdp2", "offload": "optimizer"}),
+        (torch.float32, {"parallel": "fsdp2", "offload": True}),
     ],
     ids=["ddp", "fsdp2"],
 )

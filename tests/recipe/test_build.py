@@ -201,11 +201,6 @@ CASES = {
         ["engines.mine={type='tiny'}", "training.weights=mine", "learner.lora={rank=2}"],
         "training.weights = 'mine'", "openai_compatible",
     ),
-    "an adapter's reference": (
-        "setting-conflict",
-        ["engines.policy={type='transformers_local',model='m'}", "learner.offload=reference", "learner.lora={rank=2}"],
-        "learner.offload = 'reference'", "optimizer",
-    ),
     "the clumsy policy's prompts": (
         "setting-conflict",
         ["agent.planner={type='prompted',engine='policy'}"],

@@ -134,10 +134,10 @@ def weights_bytes(shape: Shape, dtype: str, learner: LearnerConfig | None) -> di
     if learner.lora is not None:
         trained, state = shape.adapter(learner.lora.rank), 4  # in float32
         found["LoRA adapter"] = trained * state
-    elif not learner.offloads_reference:
+    elif not learner.offload:
         found["reference policy"] = trained * width
     found["gradient"] = trained * state
-    if not learner.offloads_optimizer:
+    if not learner.offload:
         found["AdamW"] = (3 if masters else 2) * trained * state
     return found
 

@@ -62,7 +62,7 @@ class LocalLearner:
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None
         if not config.lora:
-            frozen = streamed_copy if config.offloads_reference else copy.deepcopy
+            frozen = streamed_copy if config.offload else copy.deepcopy
             self.reference = frozen(self.model).requires_grad_(False)
         if config.recompute_activations:
             with warnings.catch_warnings():
@@ -256,7 +256,7 @@ class LocalLearner:
             else:
                 # To the host first: a device that holds one model and its optimizer need not have room for two. Nor
                 # need the host: what is in its memory already is copied there from the file.
-                mapped = self.config.offloads_optimizer
+                mapped = self.config.offload
                 path = directory / "learner.pt"
                 self._load_whole(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
         except (KeyError, RuntimeError, ValueError, OSError, EOFError, UnpicklingError) as failure:
@@ -288,8 +288,8 @@ class LocalLearner:
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         config = self.config
         settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "weight_decay": config.weight_decay}
-        if config.offloads_optimizer or self.masters:
-            return StreamedAdamW(self.parameters, host=config.offloads_optimizer, masters=self.masters, **settings)
+        if config.offload or self.masters:
+            return StreamedAdamW(self.parameters, host=config.offload, masters=self.masters, **settings)
         return torch.optim.AdamW(self.parameters, **settings)
 
     # What a learner over several processes does more (`ranks.py`).

@@ -83,7 +83,7 @@ def _stream(unit: list[nn.Module], device: torch.device) -> None:
 
 
 class StreamedAdamW(torch.optim.AdamW):
-    """PyTorch's AdamW, applied to at most `BUCKET` numbers of a parameter at a time; `host`: its state is in host memory.
+    """PyTorch's AdamW, applied to at most `BUCKET` numbers at a time; with `host`, its state is in host memory.
 
     AdamW treats each number alone, so the weights equal what `torch.optim.AdamW` gives to the bit, and the state is in
     its format: either loads what the other saved. With `masters`, the state also has a float32 `master` of each

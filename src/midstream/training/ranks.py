@@ -312,8 +312,7 @@ def _require_fit(model: PreTrainedModel, config: LearnerConfig, *, masters: bool
     elif hasattr(model, "before_step"):
         conflict = "engine type tiny", "its model redraws embeddings, which no rank has whole"
     else:
-        offload = f"learner.offload = {config.offload}", "what FSDP2 divides stays on the devices"
-        conflict = config.offload != "none" and offload
+        conflict = config.offload and ("learner.offload = true", "what FSDP2 divides stays on the devices")
     if conflict:
         what, cause = conflict
         raise UnsupportedError(

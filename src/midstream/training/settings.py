@@ -12,7 +12,7 @@ from midstream.components.component import Component, ComponentConfig, Table
 from midstream.components.kinds import config_class
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
+from midstream.core.errors import UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
@@ -55,9 +55,8 @@ class LearnerConfig(ComponentConfig):
         lora: see `learner.lora`; without it all weights are trained
         parallel: over several processes (`--nproc`): `fsdp2` divides weights, reference policy and AdamW's moments,
             with `ddp` each holds all
-        offload: what stays in host memory and comes to the device a piece at a time: the `reference` policy, the
-            `optimizer` (AdamW's moments, and the float32 copies of 16-bit weights), or `all`; the results are the same
-            to the bit
+        offload: keep the reference policy and AdamW's state in host memory, and bring them to the device a piece at a
+            time; the results are the same to the bit
         threads: CPU threads of PyTorch; by default 1 for a `tiny` model (repeats bit for bit), else all cores, or
             OMP_NUM_THREADS
     """
@@ -74,23 +73,13 @@ class LearnerConfig(ComponentConfig):
     attention: Literal["auto", "rows", "dense", "gather", "cascade", "varlen", "flex"] = "auto"
     lora: LoraConfig | None = None
     parallel: Literal["fsdp2", "ddp"] = "fsdp2"
-    offload: Literal["none", "reference", "optimizer", "all"] = "none"
+    offload: bool = False
     threads: int | None = Field(default=None, ge=1, le=1024)
 
     @classmethod
     def chosen(cls, table: Table, name: str) -> Table:
         """Return a recipe's table with this learner, registered as `name`, as `--engine` of `train` does."""
         return {**table, "learner": {**table.get("learner", {}), "type": name}}
-
-    def check_recipe(self, where: str, recipe: Any) -> None:
-        """Check that the weights of a recipe that trains can be trained so. Raises `RecipeError`."""
-        if self.lora is not None and self.offload == "reference":
-            raise RecipeError(
-                f"{where}.offload = 'reference' with {where}.lora",
-                code="setting-conflict",
-                cause="the reference policy is the model without its adapter: there is no copy that could be elsewhere",
-                fix=f'remove {where}.offload, or set it to "optimizer"',
-            )
 
     def plan(self, build: Any, root: Path) -> list[str]:
         """Return more lines for a dry run of a run in `root`."""
@@ -117,16 +106,6 @@ class LearnerConfig(ComponentConfig):
     def has_masters(self, dtype: str) -> bool:
         """True if float32 copies of all weights are trained: in 16 bits, AdamW's small steps would be lost."""
         return self.lora is None and dtype in ("bfloat16", "float16")
-
-    @property
-    def offloads_reference(self) -> bool:
-        """True if the reference policy is in host memory; with LoRA it is the model itself, and stays."""
-        return self.lora is None and self.offload in ("reference", "all")
-
-    @property
-    def offloads_optimizer(self) -> bool:
-        """True if AdamW's state is in host memory."""
-        return self.offload in ("optimizer", "all")
 
 
 class SupervisedConfig(Settings):

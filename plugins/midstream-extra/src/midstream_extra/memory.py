@@ -106,14 +106,12 @@ def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]
     parts = [
         Part("gradient", count * _FLOAT, f"parameters x {_FLOAT}"),
         *_adamw(count, learner, masters=masters),
-        Part(
-            "reference policy", count * width, f"a frozen copy: parameters x {width}", host=learner.offloads_reference
-        ),
+        Part("reference policy", count * width, f"a frozen copy: parameters x {width}", host=learner.offload),
     ]
-    if learner.offloads_reference:
+    if learner.offload:
         formula = f"one layer or table at a time: {largest(shape):,} x {width}"
         parts.append(Part("reference policy's layer", largest(shape) * width, formula, "update"))
-    if not (learner.offloads_optimizer or masters):
+    if not (learner.offload or masters):
         parts.append(Part("AdamW's step", count * width, f"temporary values: parameters x {width}", "step"))
     each = width + _FLOAT if masters else width  # as it is computed, and as it is added
     formula = f"before it is added to the rest: {head:,} x {each}"
@@ -123,7 +121,7 @@ def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]
 def _adapter(shape: Shape, rank: int, learner: LearnerConfig) -> list[Part]:
     """An adapter's weights, gradient and AdamW, all in float32."""
     count = shape.adapter(rank)
-    if not learner.offloads_optimizer:
+    if not learner.offload:
         formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
         parts = [Part("LoRA adapter", 4 * count * _FLOAT, formula)]
     else:
@@ -134,7 +132,7 @@ def _adapter(shape: Shape, rank: int, learner: LearnerConfig) -> list[Part]:
 
 def _adamw(count: int, learner: LearnerConfig, *, masters: bool = False) -> list[Part]:
     """AdamW's state for `count` trained numbers in float32, and what a streamed step holds of it at a time."""
-    host = learner.offloads_optimizer
+    host = learner.offload
     parts = [Part("AdamW", 2 * count * _FLOAT, f"two moments x parameters x {_FLOAT}", host=host)]
     if masters:
         parts.append(Part("masters", count * _FLOAT, f"parameters x {_FLOAT} (float32)", host=host))

@@ -114,7 +114,7 @@ def engine_shape(config: Any) -> Shape | None:
 
 def ways(job: Job, card_gb: int, gpus: int) -> list[Way]:
     """Each way on these GPUs; where the job's own settings do not fit, with the first of others that do."""
-    away = replace(job, learner=job.learner.model_copy(update={"offload": "all"}))
+    away = replace(job, learner=job.learner.model_copy(update={"offload": True}))
     whole = job.learner.lora is None
     alone = [job, away, replace(away, dtype="bfloat16")] if whole else [job, away]
     found = [[_way("one device", each, job, card_gb, _parts(each)) for each in alone]]
@@ -166,7 +166,7 @@ def divided(parts: list[Part], ranks: int, *, replica: bool) -> list[Part]:
 def _verl(job: Job, card_gb: int, gpus: int) -> list[Part]:
     """bfloat16 passes, float32 state; all of it is divided."""
     shape = job.shape
-    learner = job.learner.model_copy(update={"offload": "none", "recompute_activations": True})
+    learner = job.learner.model_copy(update={"offload": False, "recompute_activations": True})
     weights, half = 2 * shape.parameters, card_gb * GIB / 2  # verl's `gpu_memory_utilization` is 0.5
     tensor = 1
     while weights / tensor > 0.8 * half and tensor < min(gpus, _PER_NODE):  # the rest is vLLM's cache
@@ -186,13 +186,13 @@ def _ranked(job: Job) -> list[Job]:
     """What several processes accept of the job's settings: FSDP2 without offload, or else DDP."""
     if job.learner.parallel == "ddp" or not job.divisible:
         return [replace(job, learner=job.learner.model_copy(update={"parallel": "ddp"}))]
-    here = replace(job, learner=job.learner.model_copy(update={"offload": "none"}))
+    here = replace(job, learner=job.learner.model_copy(update={"offload": False}))
     return [here, replace(here, dtype="bfloat16")] if job.learner.lora is None else [here]
 
 
 def _way(kind: Kind, job: Job, asked: Job, card_gb: int, parts: list[Part]) -> Way:
     """The way; `asked` is the job with the recipe's own settings."""
-    new, old = ({"learner.offload": each.learner.offload, "learner.parallel": each.learner.parallel,
+    new, old = ({"learner.offload": str(each.learner.offload).lower(), "learner.parallel": each.learner.parallel,
                  f"engines.{each.engine}.dtype": each.dtype}
                 for each in (job, asked))  # fmt: skip
     settings = {key: value for key, value in new.items() if value != old[key]}
