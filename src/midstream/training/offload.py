@@ -37,7 +37,7 @@ def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
     """
     device = model.device
     # Found in the memo, a parameter is not copied again: the device never holds two models.
-    memo: dict[int, Any] = {
+    memo: dict[int, object] = {
         id(weights): nn.Parameter(on_host(weights).copy_(weights.detach()), requires_grad=False)
         for weights in model.parameters()
     }

@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
+from midstream.prefix_tree.attention import causal_lm
 from midstream.prefix_tree.cost import Cost
-from midstream.prefix_tree.forward import causal_lm
 from midstream.prefix_tree.tree import common_prefix
 from midstream.training import sharded
 from midstream.training.learner import LocalLearner, any_sampled
@@ -44,7 +44,7 @@ _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_froz
 _WAIT = timedelta(days=30)  # for rank 0 to announce the next update: rollouts take as long as they take
 
 
-def on_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+def on_every_rank(method: Callable[Concatenate[RankedLearner, P], T]) -> Callable[Concatenate[RankedLearner, P], T]:
     """A method that rank 0 announces before it runs it, so that the other ranks run it with the same arguments."""
 
     @wraps(method)
@@ -114,7 +114,7 @@ class RankedLearner(LocalLearner):
 
     # -- between the ranks --------------------------------------------------------------------------------------------
 
-    def announce(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def announce(self, name: str, *args: object, **kwargs: object) -> None:
         """Rank 0: have the other ranks call the method `name`; "" ends their `serve`."""
         dist.broadcast_object_list([(name, args, kwargs)], src=0, group=self._announcements)
 
@@ -387,11 +387,8 @@ def shares(rows: Sequence[Row], ranks: int, cost: Cost, *, shared: bool) -> list
     def work(place: int, known: int) -> int:
         """Operations of a row whose first `known` tokens are computed already."""
         row, length = rows[order[place]], len(arrays[place])
-        predicted = (
-            length - max(known, len(row.prompt_ids))
-            if not row.sampled
-            else sum(row.sampled[max(0, known - len(row.prompt_ids)) :])
-        )
+        sampled = row.sampled or (True,) * len(row.completion_ids)
+        predicted = sum(sampled[max(0, known - len(row.prompt_ids)) :])
         pairs = (length * (length + 1) - known * (known + 1)) // 2
         return (length - known) * cost.token + pairs * cost.pair + predicted * cost.predicted
 

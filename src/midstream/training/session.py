@@ -40,7 +40,6 @@ from midstream.training.supervised import SupervisedTraining, drawn_tasks, warm_
 
 WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
 WARN_BELOW = 1.5  # tokens of an update's rows for each unique one
-_CURVE_POINTS = 10
 _SAVE_AFTER_S = 600.0  # of steps without a checkpoint
 _MODEL_CARD = """---
 base_model: {model}
@@ -53,9 +52,6 @@ The whole recipe is in the run's `recipe.toml`, next to this folder.
 
 Tasks: `{tasks}`. Reward: `{reward}`, in [0, 1].
 
-| step | mean reward |
-|---|---|
-{curve}
 | set | sampling | policy | success |
 |---|---|---|---|
 {results}
@@ -315,10 +311,8 @@ class TrainingSession(Session):
 
 def model_card(run: RunDirectory, engine: str) -> str:
     """The Markdown of `policy/README.md`; `engine` is the table of the model that the adapter belongs to."""
-    info, metrics = run.info(), run.metrics.read()
+    info = run.info()
     resolved: Any = info.resolved
-    every = max(1, -(-len(metrics) // _CURVE_POINTS))
-    points = [step for step in metrics if step.step % every == 0 or step is metrics[-1]]
     results = [
         f"| {found.set_name} | {found.sampling} | {found.policy} | {found.success:.1%} of {found.tasks} |\n"
         for found in run.evaluations.read()
@@ -330,7 +324,6 @@ def model_card(run: RunDirectory, engine: str) -> str:
         seed=info.seed,
         tasks=resolved["tasks"]["type"],
         reward=resolved["reward"]["type"],
-        curve="".join(f"| {step.step} | {step.reward_mean:.3f} |\n" for step in points),
         results="".join(results),
         directory=run.policy_dir.resolve(),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from pydantic import JsonValue
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from midstream.core.engine import Request
@@ -49,7 +50,7 @@ class TokenizerCodec:
         self,
         tokenizer: PreTrainedTokenizerBase,
         name: str = "local",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, JsonValue] | None = None,
         *,
         end_ids: Sequence[int] = (),
     ) -> None:

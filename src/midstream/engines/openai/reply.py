@@ -157,15 +157,13 @@ def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[floa
         rows, vectors, finite = [], [], False
     if not finite or len(rows) != count or not vectors[0] or len({len(vector) for vector in vectors}) != 1:
         raise TransientError(f"the answer does not hold {count} vectors of one length")
-    return [_unit(vector) for vector in vectors]
-
-
-def _unit(vector: Sequence[float]) -> list[float]:
-    """The vector with length 1; one of zeros as it is."""
-    # Without it, the squares of tiny numbers would be 0.
-    largest = max(map(abs, vector)) or 1.0
-    length = math.hypot(*(number / largest for number in vector)) or 1.0
-    return [number / largest / length for number in vector]
+    units: list[list[float]] = []
+    for vector in vectors:
+        # Without it, the squares of tiny numbers would be 0. A vector of zeros stays as it is.
+        largest = max(map(abs, vector)) or 1.0
+        length = math.hypot(*(number / largest for number in vector)) or 1.0
+        units.append([number / largest / length for number in vector])
+    return units
 
 
 def no_token_ids(seen: str) -> UnsupportedError:
