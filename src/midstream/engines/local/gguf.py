@@ -27,7 +27,6 @@ from midstream.engines.local.codec import one_line
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Raise it when a conversion gives another result: it is a part of the names in the cache.
 _VERSION = 1
-_SPARE_BYTES, _MB = 64 << 20, 1 << 20
 # Two embeddings that differ by less than this share of their norm are two roundings of the same weights.
 _ROUNDING = 0.5
 # How text is split before its pairs are merged, by the names of llama.cpp.
@@ -51,13 +50,12 @@ def convert(path: Path) -> Path:
             if not directory.is_dir():
                 _File(path).convert(directory)
     except (OSError, SafetensorError) as failure:
-        raise _no_space(f"{path} could not be converted into {cache}: {one_line(failure)}") from failure
+        raise RecipeError(
+            f"{path} could not be converted into {cache}: {one_line(failure)}",
+            code="gguf-no-space",
+            fix="free some space, or set XDG_CACHE_HOME to a directory on another disk",
+        ) from failure
     return directory
-
-
-def _no_space(what: str) -> RecipeError:
-    fix = "free some space, or set XDG_CACHE_HOME to a directory on another disk"
-    return RecipeError(what, code="gguf-no-space", fix=fix)
 
 
 class _File:
@@ -94,14 +92,8 @@ class _File:
         partial = Path(tempfile.mkdtemp(prefix="partial-gguf-", dir=directory.parent))
         try:
             count = sum(int(tensor.n_elements) for tensor in self._tensors.values())
-            free = shutil.disk_usage(partial).free
-            needed = 2 * count + _SPARE_BYTES
-            numbers = (
-                f"{count / 1e6:,.1f} M weights, {needed // _MB:,} MB in {directory}, {free // _MB:,} MB free there"
-            )
-            if free < needed:
-                raise _no_space(f"{self.path} is too large as bfloat16: {numbers}")
-            sys.stderr.write(f"converting {self.path.name} to bfloat16, once: {numbers}\n")
+            size = f"{count / 1e6:,.1f} M weights, {2 * count >> 20:,} MB"
+            sys.stderr.write(f"converting {self.path.name} to bfloat16, once: {size} in {directory}\n")
             began = time.monotonic()
             model, tokenizer = self._read(partial)
             ends = {tokenizer.eos_token_id, self._field("tokenizer.ggml.eot_token_id")} - {None}
@@ -144,7 +136,7 @@ class _File:
         # By itself: a tokenizer's files next to it would be read in its place.
         link = directory / "model.gguf"
         link.symlink_to(self.path.resolve())
-        place = {"pretrained_model_name_or_path": str(directory), "gguf_file": link.name}
+        place: dict[str, Any] = {"pretrained_model_name_or_path": str(directory), "gguf_file": link.name}
         try:
             config: Any = AutoConfig.from_pretrained(**place)
             # transformers counts the tokenizer's tokens instead, and gives every qwen3 heads of one size.

@@ -447,13 +447,14 @@ class OpenAICompatibleEngine:
         refusal = reported_error(status, data, body)
         if refusal is None:
             return
-        status, text = refusal.status, redacted(refusal.text, self.config.key())[:_LONGEST_QUOTE]
-        if may_pass(status) and not refusal.too_long:
+        status, words, too_long = refusal
+        text = redacted(words, self.config.key())[:_LONGEST_QUOTE]
+        if may_pass(status) and not too_long:
             raise TransientError(f"{status}: {text}", pause_s)
-        if self.config.token_ids and "return_token_ids" in refusal.text:
+        if self.config.token_ids and "return_token_ids" in words:
             raise no_token_ids(f"it answered {status}: {text}")
-        advice = refusal_advice(self.config, model, status, too_long=refusal.too_long)
-        kind = PromptTooLongError if refusal.too_long else EngineError
+        advice = refusal_advice(self.config, model, status, too_long=too_long)
+        kind = PromptTooLongError if too_long else EngineError
         # A 403 after replies is about this prompt: moderation, or a firewall that reads code as an attack.
         if advice["code"] in REFUSES_ALL and not (status == 403 and self._replied):
             kind = RefusedError

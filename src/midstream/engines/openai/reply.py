@@ -65,15 +65,6 @@ class CheckedReply:
     logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """An error as the server words it; `too_long`: prompt and completion do not fit the model's context."""
-
-    status: int
-    text: str
-    too_long: bool = False
-
-
 def decode_body(body: bytes | bytearray) -> JsonObject:
     """The body as an object; {} for any other body."""
     try:
@@ -83,8 +74,11 @@ def decode_body(body: bytes | bytearray) -> JsonObject:
     return data if isinstance(data, dict) else {}
 
 
-def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | bytearray) -> Refusal | None:
-    """The error in an answer's body, which may come under status 200, or in a stream's event; None without one."""
+def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | bytearray) -> tuple[int, str, bool] | None:
+    """The error in an answer's body, which may come under status 200, or in a stream's event; None without one.
+
+    It is the status, the server's words, and whether prompt and completion do not fit the model's context.
+    """
     error = data.get("error")
     fields = error if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
@@ -98,9 +92,10 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
         status = 402
     named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
     too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(text) is not None)
-    if too_long and "n_ctx" in fields:  # llama.cpp's
+    # llama.cpp's.
+    if too_long and "n_ctx" in fields:
         text += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
-    return Refusal(status=status, text=text, too_long=too_long)
+    return status, text, too_long
 
 
 def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedReply:
