@@ -54,8 +54,8 @@ def test_settings_are_those_in_which_a_way_differs_from_the_recipe():
     offloaded = job("agentflow-7b", "learner.offload=true")
     assert way(offloaded, "one device", card=large).settings == {}
     assert way(offloaded, "torchrun", card=large).settings == {"learner.offload": "false"}  # FSDP2 refuses it
-    assert way(job("agentflow-7b", "learner.parallel=ddp"), "torchrun", card=large).settings == {}
-    assert way(job("flow-grpo-tiny"), "torchrun").settings == {"learner.parallel": "ddp"}  # its embeddings are redrawn
+    tiny = ways(job("flow-grpo-tiny"), 80, 8)  # its embeddings are redrawn
+    assert "torchrun" not in {each.kind for each in tiny}
 
 
 def test_ranks_divide_all_but_the_weights_and_gradient_of_an_update():

@@ -1,4 +1,4 @@
-"""The learner over several processes of torchrun: FSDP2 or DDP. Rank 0 leads; the others do what it announces.
+"""The learner over several processes of torchrun, with FSDP2. Rank 0 leads; the others do what it announces.
 
 Every rank computes the gradient of its own rows. During an update the weights are whole on each rank: FSDP2 gathers
 them once before its passes, and one more pass, of a single token that adds zero, reduces the gradient afterwards. So
@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
@@ -81,32 +80,33 @@ def _losses() -> Iterator[None]:
 
 
 class RankedLearner(LocalLearner):
-    """A `LocalLearner` whose rows, and with FSDP2 whose weights, gradient and moments, are divided among the ranks.
+    """A `LocalLearner` whose rows, weights, gradient and moments are divided among the ranks.
 
     Every rank makes one, within `joined`; then rank 0 calls its methods as with any learner, while the others are
-    in `serve`. `sampled`: an engine in this process samples from `model`; with FSDP2 that is then a whole copy, on
-    rank 0 alone, which `publish` brings up to date.
+    in `serve`. `sampled`: an engine in this process samples from `model`; that is then a whole copy, on rank 0 alone,
+    which `publish` brings up to date.
 
-    Raises `UnsupportedError` for a model that changes its weights between steps, with FSDP2.
+    Raises `UnsupportedError` for a model that changes its weights between steps, and for offload.
     """
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, sampled: bool) -> None:
         self.rank, self.ranks, self.inside = dist.get_rank(), dist.get_world_size(), False
         self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
         self.replica: PreTrainedModel | None = None
-        self._ddp: DistributedDataParallel | None = None
-        self._kind = model.dtype
-        # With FSDP2 the masters are the divided weights themselves.
-        self._divides_masters = config.has_masters(str(model.dtype).removeprefix("torch."))
-        _require_fit(model, config, masters=self._divides_masters)
-        if config.parallel == "ddp":
-            super().__init__(model, config)
-            self._ddp = DistributedDataParallel(self.model)
-            return
+        if config.offload or hasattr(model, "before_step"):
+            redrawn = "a model that changes its weights between steps (engine type tiny)"
+            raise UnsupportedError(
+                f"{'learner.offload = true' if config.offload else redrawn} does not go with several processes",
+                code="setting-conflict",
+                cause="between updates no rank has whole weights; its share of them stays on its device",
+                fix="leave out --nproc" + ", or set learner.offload = false" * config.offload,
+            )
+        # The masters are the divided weights themselves.
         super().__init__(model, config, masters=False)
+        self._dtype, masters = model.dtype, config.has_masters(str(model.dtype).removeprefix("torch."))
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
-        _divide(self.model, masters=self._divides_masters)
+        _divide(self.model, masters=masters)
         if self.reference is not None:
             _divide(self.reference)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -169,7 +169,7 @@ class RankedLearner(LocalLearner):
     # -- the learner --------------------------------------------------------------------------------------------------
 
     before_step = on_every_rank(LocalLearner.before_step)  # pyright: ignore[reportAssignmentType]
-    # With FSDP2, each rank changes its own part, and restores what a run on any number of ranks has saved.
+    # Each rank changes its own part, and restores what a run on any number of ranks has saved.
     optimizer_step = on_every_rank(LocalLearner.optimizer_step)  # pyright: ignore[reportAssignmentType]
     load = on_every_rank(LocalLearner.load)  # pyright: ignore[reportAssignmentType]
 
@@ -219,38 +219,26 @@ class RankedLearner(LocalLearner):
     @on_every_rank
     def export_weights(self, directory: Path, state: Any = None) -> None:
         """Rank 0 writes what all hold."""
-        if self._ddp is not None:
-            if self.rank == 0:
-                super().export_weights(directory)
-            return
         state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
-            # Each tensor is written once: a tied head has two names.
+            # Each tensor is written once: a tied head has two names. Masters are in float32, an adapter is always.
             own = [name for name, _ in self.model.named_parameters()]
-            kind = self._kind if self._divides_masters else None
-            state = {name: state[name].to(kind) for name in own if name in state}
-            super().export_weights(directory, state)
+            kind = None if self.config.lora else self._dtype
+            super().export_weights(directory, {name: state[name].to(kind) for name in own if name in state})
 
     @on_every_rank
     def publish(self) -> None:
         """Bring the copy that is sampled from up to date."""
-        if self._ddp is None:
-            state: Any = get_model_state_dict(self.model, options=_GATHERED)
-            if self.replica is not None:
-                self.replica.load_state_dict(state, strict=False)
+        state: Any = get_model_state_dict(self.model, options=_GATHERED)
+        if self.replica is not None:
+            self.replica.load_state_dict(state, strict=False)
 
     @on_every_rank
     def save(self, directory: Path) -> None:
-        """Each rank writes its parts; with DDP, rank 0 writes everything."""
-        if self._ddp is None:
-            sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
-        elif self.rank == 0:
-            super().save(directory)
+        """Each rank writes its parts."""
+        sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        if self._ddp is not None:
-            super()._load_whole(state)
-            return
         sharded.load_whole(state, self.model, self.reference, self.optimizer)
         self._prepared = state.get("prepared")
 
@@ -262,65 +250,30 @@ class RankedLearner(LocalLearner):
 
         Outside an update, of rank 0 alone, it belongs to the copy that is sampled from: with LoRA, without its adapter.
         """
-        if self._ddp is not None:
-            with super().reference_policy() as model:
-                yield model
-        elif not self.inside:
-            if self.replica is None or self.reference is not None:
-                raise UnsupportedError(
-                    "the reference policy cannot be sampled from: its weights are divided among the ranks",
-                    code="setting-conflict",
-                    fix="set learner.parallel = ddp, train a LoRA adapter, or train in one process",
-                )
-            with self.replica.disable_adapter():  # type: ignore[operator]
-                yield self.replica
-        else:
+        if self.inside:
             with _gather(self.reference or self.model), super().reference_policy() as model:
                 yield model
+            return
+        if self.replica is None or self.reference is not None:
+            raise UnsupportedError(
+                "the reference policy cannot be sampled from: its weights are divided among the ranks",
+                code="setting-conflict",
+                fix="train a LoRA adapter, or train in one process",
+            )
+        with self.replica.disable_adapter():  # type: ignore[operator]
+            yield self.replica
 
     @contextmanager
     def _accumulate(self) -> Iterator[None]:
         """Where gradients are added up on each rank; at its end they become the sum over the ranks."""
-        divided: Any = self.model if self._ddp is None else None
-        earlier = [parameter.grad for parameter in self.parameters]
-        if divided is None:
-            # Else what is the sum of all ranks already would be summed again.
-            self.optimizer.zero_grad()
-        else:
-            divided.set_requires_gradient_sync(False)
+        divided: Any = self.model
+        divided.set_requires_gradient_sync(False)
         with _gather(self.model):
             try:
                 yield
             finally:
-                if divided is not None:
-                    divided.set_requires_gradient_sync(True)
-                whole = self._ddp or self.model
-                (whole(input_ids=_token(self.model), use_cache=False).logits.sum() * 0).backward()
-        if divided is None:
-            for parameter, before in zip(self.parameters, earlier, strict=True):
-                assert parameter.grad is not None
-                # DDP takes the mean over the ranks, and the sum is wanted.
-                parameter.grad.mul_(self.ranks)
-                if before is not None:
-                    parameter.grad += before
-
-
-def _require_fit(model: PreTrainedModel, config: LearnerConfig, *, masters: bool) -> None:
-    """Refuse what cannot be divided among ranks, or not in this way."""
-    if config.parallel == "ddp":
-        conflict = masters and (f"a model in {model.dtype}", "DDP sums gradients in the type of the weights")
-    elif hasattr(model, "before_step"):
-        conflict = "engine type tiny", "its model redraws embeddings, which no rank has whole"
-    else:
-        conflict = config.offload and ("learner.offload = true", "what FSDP2 divides stays on the devices")
-    if conflict:
-        what, cause = conflict
-        raise UnsupportedError(
-            f"{what} does not go with learner.parallel = {config.parallel}",
-            code="setting-conflict",
-            cause=cause,
-            fix=f"set learner.parallel = {'fsdp2' if config.parallel == 'ddp' else 'ddp'}, or train in one process",
-        )
+                divided.set_requires_gradient_sync(True)
+                (divided(input_ids=_token(self.model), use_cache=False).logits.sum() * 0).backward()
 
 
 def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:

@@ -53,8 +53,6 @@ class LearnerConfig(ComponentConfig):
         attention: how shared prefixes are computed once: `auto`, a back end of `prefix_tree/attention.py`, or `rows`
             (padded)
         lora: see `learner.lora`; without it all weights are trained
-        parallel: over several processes (`--nproc`): `fsdp2` divides weights, reference policy and AdamW's moments,
-            with `ddp` each holds all
         offload: keep the reference policy and AdamW's state in host memory, and bring them to the device a piece at a
             time; the results are the same to the bit
         threads: CPU threads of PyTorch; by default 1 for a `tiny` model (repeats bit for bit), else all cores, or
@@ -72,7 +70,6 @@ class LearnerConfig(ComponentConfig):
     recompute_activations: bool = False
     attention: Literal["auto", "rows", "dense", "gather", "cascade", "varlen", "flex"] = "auto"
     lora: LoraConfig | None = None
-    parallel: Literal["fsdp2", "ddp"] = "fsdp2"
     offload: bool = False
     threads: int | None = Field(default=None, ge=1, le=1024)
 

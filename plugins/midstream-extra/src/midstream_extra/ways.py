@@ -118,7 +118,7 @@ def ways(job: Job, card_gb: int, gpus: int) -> list[Way]:
     whole = job.learner.lora is None
     alone = [job, away, replace(away, dtype="bfloat16")] if whole else [job, away]
     found = [[_way("one device", each, job, card_gb, _parts(each)) for each in alone]]
-    if gpus > 1:
+    if gpus > 1 and job.divisible:
         found.append([
             _way("torchrun", each, job, card_gb, _torchrun(each, gpus)) for each in _ranked(job)
         ])  # fmt: skip
@@ -135,8 +135,6 @@ def _parts(job: Job) -> list[Part]:
 
 def _torchrun(job: Job, gpus: int) -> list[Part]:
     """Rank 0 also samples; during an update each rank holds whole weights."""
-    if job.learner.parallel == "ddp":
-        return _parts(job)
     return divided(_parts(job), gpus, replica=job.sampled is not None)
 
 
@@ -183,16 +181,14 @@ def _verl(job: Job, card_gb: int, gpus: int) -> list[Part]:
 
 
 def _ranked(job: Job) -> list[Job]:
-    """What several processes accept of the job's settings: FSDP2 without offload, or else DDP."""
-    if job.learner.parallel == "ddp" or not job.divisible:
-        return [replace(job, learner=job.learner.model_copy(update={"parallel": "ddp"}))]
+    """What several processes accept of the job's settings: FSDP2 without offload."""
     here = replace(job, learner=job.learner.model_copy(update={"offload": False}))
     return [here, replace(here, dtype="bfloat16")] if job.learner.lora is None else [here]
 
 
 def _way(kind: Kind, job: Job, asked: Job, card_gb: int, parts: list[Part]) -> Way:
     """The way; `asked` is the job with the recipe's own settings."""
-    new, old = ({"learner.offload": str(each.learner.offload).lower(), "learner.parallel": each.learner.parallel,
+    new, old = ({"learner.offload": str(each.learner.offload).lower(),
                  f"engines.{each.engine}.dtype": each.dtype}
                 for each in (job, asked))  # fmt: skip
     settings = {key: value for key, value in new.items() if value != old[key]}

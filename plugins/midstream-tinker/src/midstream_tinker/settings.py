@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from midstream_tinker.learner import TinkerLearner
 
 KEY = "TINKER_API_KEY"
-_LOCAL_ONLY = ("chunk_tokens", "recompute_activations", "attention", "parallel", "offload")
+_LOCAL_ONLY = ("chunk_tokens", "recompute_activations", "attention", "offload")
 _ALPHA = 32  # the scale of Tinker's adapters is 32 / rank
 
 
