@@ -360,7 +360,7 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
                 f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
                 f"{trained.lora_alpha}",
                 code="setting-conflict",
-                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
+                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base model",
             )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")

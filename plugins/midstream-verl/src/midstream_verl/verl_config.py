@@ -120,8 +120,8 @@ def _refused_engines(recipe: Recipe, training: TrainingConfig) -> Iterator[tuple
         what = f"engine type {engine.type!r}" if engine is not None else "no engine"
         fix = f'give agent.{recipe.trained} an engine of type "transformers_local" with the model\'s directory or name'
         yield f"the trained module has {what}", "verl loads its model from a directory in Hugging Face's format", fix
-    elif isinstance(config, LocalModelConfig) and config.adapter is not None:
-        yield "engines.*.adapter on verl", "verl starts a new adapter", "merge it into the model first"
+    elif isinstance(config, LocalModelConfig) and (Path(config.model) / "adapter_config.json").is_file():
+        yield "a LoRA adapter as the model on verl", "verl starts a new adapter", "merge it into the model first"
     for name, module in recipe.modules.items():
         if module.engine in (None, policy.engine):
             continue
