@@ -150,8 +150,10 @@ class LocalLearner:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if sum(weights.nbytes for weights in self.parameters) >= _RETURNED_FROM:
-            return_memory()
+        if sys.platform == "linux" and sum(weights.nbytes for weights in self.parameters) >= _RETURNED_FROM:
+            # glibc keeps freed memory: a process would grow from update to update.
+            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+                trim(0)
         return norm
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
@@ -317,12 +319,6 @@ class LocalLearner:
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
 
 
-def return_memory() -> None:
-    """Give freed memory back to the system, which glibc keeps: a process would grow from update to update."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
-
-
 def any_sampled(rows: Sequence[Row]) -> bool:
     """Return whether the policy drew any token of them."""
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
@@ -360,7 +356,7 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
                 f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
                 f"{trained.lora_alpha}",
                 code="setting-conflict",
-                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base model",
+                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base",
             )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")

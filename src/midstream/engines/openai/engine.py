@@ -62,7 +62,6 @@ from midstream.engines.openai.server import (
     ADAPTERS_KEPT,
     ModelContext,
     change_adapter,
-    older_adapters,
     write_adapter,
 )
 from midstream.engines.openai.settings import REFUSES_ALL, OpenAIConfig, refusal_advice, start_advice
@@ -252,7 +251,8 @@ class OpenAICompatibleEngine:
         self.codec = weights.codec
         adapter = write_adapter(weights.export, weights.directory, weights.version)
         await self.use_adapter(weights.version, adapter)
-        older = older_adapters(adapter)
+        others = (path for path in adapter.parent.glob("version-*") if path != adapter)
+        older = sorted(others, key=lambda path: (path.stat().st_mtime_ns, path.name))
         for path in older:
             await self.drop_adapter(path)
         for path in older[: len(older) + 1 - ADAPTERS_KEPT]:

@@ -154,12 +154,6 @@ def write_adapter(export: Callable[[Path], None], root: Path, version: int) -> P
     return directory
 
 
-def older_adapters(directory: Path) -> list[Path]:
-    """The directories next to an adapter's, the oldest first."""
-    others = (path for path in directory.parent.glob("version-*") if path != directory)
-    return sorted(others, key=lambda path: (path.stat().st_mtime_ns, path.name))
-
-
 def adapter_name(path: Path) -> str:
     """The adapter's name on the server: its directory's name, and a digest of its parent (runs may share a server)."""
     return f"midstream-{path.name}-{blake2b(str(path.parent).encode(), digest_size=4).hexdigest()}"
