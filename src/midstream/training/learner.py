@@ -252,9 +252,10 @@ class LocalLearner:
                 saved = type(self.model).from_pretrained(directory, dtype=self.model.dtype)
                 self.model.load_state_dict(saved.state_dict())
             elif (directory / ".metadata").exists():
-                from midstream.training import sharded  # half a second, for what several ranks have written alone
+                # Imported where used: it takes half a second, for what only several ranks have written.
+                from midstream.training.ranks import load_state
 
-                self._prepared = sharded.load_state(directory, self.model, self.reference, self.optimizer)
+                self._prepared = load_state(directory, self.model, self.reference, self.optimizer)
             else:
                 # To the host first: a device that holds one model and its optimizer need not have room for two. Nor
                 # need the host: what is in its memory already is copied there from the file.

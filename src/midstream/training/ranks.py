@@ -3,11 +3,15 @@
 Every rank computes the gradient of its own rows. During an update the weights are whole on each rank: FSDP2 gathers
 them once before its passes, and one more pass, of a single token that adds zero, reduces the gradient afterwards. So
 all ranks make the same collective calls, however many passes their rows take.
+
+A checkpoint holds what `LocalLearner.save` writes, in the format of torch.distributed.checkpoint: each rank writes its
+parts, and reads those that it needs. Any number of ranks reads what any number has written, one included.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -20,7 +24,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
@@ -29,7 +41,6 @@ from midstream.core.errors import MidstreamError, TrainingError, UnsupportedErro
 from midstream.prefix_tree.attention import causal_lm
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.tree import common_prefix
-from midstream.training import sharded
 from midstream.training.learner import LocalLearner, any_sampled
 from midstream.training.losses import PolicyLoss
 from midstream.training.passes import require_prompt
@@ -40,6 +51,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+_WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 _WAIT = timedelta(days=30)  # for rank 0 to announce the next update: rollouts take as long as they take
 
 
@@ -235,11 +248,28 @@ class RankedLearner(LocalLearner):
 
     @on_every_rank
     def save(self, directory: Path) -> None:
-        """Each rank writes its parts."""
-        sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
+        """Each rank writes its parts. A full disk shows as an `OSError`."""
+        begun = bool(self.optimizer.state)
+        with _own_errors():
+            state = _state(self.model, self.reference, self.optimizer, self._prepared, begun=begun)
+            dcp.save(state, checkpoint_id=directory)
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        sharded.load_whole(state, self.model, self.reference, self.optimizer)
+        """Divide what one process wrote among the ranks."""
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        other = state["model"].keys() ^ set(names)
+        if other:
+            raise KeyError(min(other))
+        set_model_state_dict(self.model, state["model"], options=_WHOLE)
+        if self.reference is not None:
+            set_model_state_dict(self.reference, state["reference"], options=_WHOLE)
+        moments, groups = state["optimizer"]["state"], state["optimizer"]["param_groups"]
+        if moments:
+            named = {
+                "state": {names[place]: moments[place] for place in moments},
+                "param_groups": [{**group, "params": [names[place] for place in group["params"]]} for group in groups],
+            }
+            set_optimizer_state_dict(self.model, self.optimizer, named, options=_WHOLE)
         self._prepared = state.get("prepared")
 
     # -- whole weights ------------------------------------------------------------------------------------------------
@@ -318,6 +348,61 @@ def _gather(model: PreTrainedModel) -> Iterator[None]:
 
 def _token(model: PreTrainedModel) -> torch.Tensor:
     return torch.zeros(1, 1, dtype=torch.long, device=model.device)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def load_state(
+    directory: Path, model: torch.nn.Module, reference: torch.nn.Module | None, optimizer: torch.optim.Optimizer
+) -> int | None:
+    """Restore what the ranks of `RankedLearner.save` wrote, on any number of them, one included; returns `prepared`.
+
+    Raises `KeyError`, `RuntimeError` or `ValueError` where it does not fit the model.
+    """
+    metadata = dcp.FileSystemReader(directory).read_metadata().state_dict_metadata
+    # An optimizer without a step has no state; asking for it would make some, one step old.
+    begun = any(name.startswith("optimizer.") for name in metadata)
+    state = _state(model, reference, optimizer, None, begun=begun)
+    other = {name for name in metadata if name.startswith("model.")} ^ {f"model.{name}" for name in state["model"]}
+    if other:
+        raise KeyError(min(other))
+    with warnings.catch_warnings(), _own_errors():
+        # One process needs no process group.
+        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")
+        dcp.load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
+    set_model_state_dict(model, state["model"], options=_TRAINED)
+    if reference is not None:
+        set_model_state_dict(reference, state["reference"])
+    if begun:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED)
+    return state["prepared"]
+
+
+def _state(
+    model: torch.nn.Module,
+    reference: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    prepared: int | None,
+    *,
+    begun: bool,
+) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": get_model_state_dict(model, options=_TRAINED), "prepared": prepared}
+    if reference is not None:
+        state["reference"] = get_model_state_dict(reference)
+    if begun:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_TRAINED)
+    return state
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what a rank met, in place of torch's exception, which no `except Exception` catches."""
+    try:
+        yield
+    except CheckpointException as error:
+        first: Any = next(iter(error.failures.values()))
+        raise first[0] from error
 
 
 # -- which rank computes which rows ------------------------------------------------------------------------------------
