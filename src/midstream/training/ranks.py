@@ -24,8 +24,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -33,6 +33,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
@@ -252,7 +254,7 @@ class RankedLearner(LocalLearner):
         begun = bool(self.optimizer.state)
         with _own_errors():
             state = _state(self.model, self.reference, self.optimizer, self._prepared, begun=begun)
-            dcp.save(state, checkpoint_id=directory)
+            save_parts(state, checkpoint_id=directory)
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
         """Divide what one process wrote among the ranks."""
@@ -360,7 +362,7 @@ def load_state(
 
     Raises `KeyError`, `RuntimeError` or `ValueError` where it does not fit the model.
     """
-    metadata = dcp.FileSystemReader(directory).read_metadata().state_dict_metadata
+    metadata = FileSystemReader(directory).read_metadata().state_dict_metadata
     # An optimizer without a step has no state; asking for it would make some, one step old.
     begun = any(name.startswith("optimizer.") for name in metadata)
     state = _state(model, reference, optimizer, None, begun=begun)
@@ -370,7 +372,7 @@ def load_state(
     with warnings.catch_warnings(), _own_errors():
         # One process needs no process group.
         warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")
-        dcp.load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
+        load_parts(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
     set_model_state_dict(model, state["model"], options=_TRAINED)
     if reference is not None:
         set_model_state_dict(reference, state["reference"])
