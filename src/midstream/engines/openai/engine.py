@@ -150,10 +150,8 @@ def encode_request(
     )
 
 
-@cache
-def endpoint_of(origin: URL) -> Endpoint:
-    """The connections to a scheme, host and port, which all engines there share."""
-    return Endpoint(origin)
+# All engines at a scheme, host and port share its connections.
+endpoint_of = cache(Endpoint)
 
 
 class OpenAICompatibleEngine:
