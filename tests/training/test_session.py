@@ -215,7 +215,7 @@ def test_rows_that_share_little_are_reported_once_however_often_the_run_is_inter
     assert "tokens for each unique one" not in capsys.readouterr().err
     assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
     page = run_page(RunDirectory(tmp_path / "whole"))
-    assert any(block["text"].startswith("Step ") for block in found(page, "text") if block["tone"] == "warning")
+    assert any(block["text"].startswith("Step ") for block in found(page, "text") if block["tone"] == "warn")
 
 
 def test_a_model_that_cannot_share_prefixes_is_reported_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):
