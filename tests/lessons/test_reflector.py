@@ -12,13 +12,13 @@ import pytest
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Message, Score, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet
 from midstream.lessons.operations import Operation
 from midstream.lessons.reflector import ROLES, Reflector
 from midstream.lessons.replies import Proposals
 from midstream.rollout import Group
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 from support.reflectors import asked, operations, section, settings
 

@@ -10,10 +10,10 @@ import pytest
 from midstream.core.engine import Request
 from midstream.core.errors import EngineError
 from midstream.core.trajectory import Call, Message, Sampling
-from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.reflector import Reflector, RoleCall
 from midstream.lessons.replies import ParsedReply, read_summary
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.reflectors import settings
 
 PURPOSE = RoleCall("summariser", 1, "t1", 0)

@@ -205,7 +205,7 @@ Table = Mapping[str, Any]
 _MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
 # Other settings of the agent that its prompts show.
 _LOOP = ("memory_update", "memory_result_tokens", "observation_format", "template", "filter")
-_MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
+_MODEL = ("model", "extra_body", "chat_template_kwargs")
 
 
 def identity(resolved: Table, weights: str = "") -> str:

@@ -17,7 +17,6 @@ from midstream.core.engine import Request
 from midstream.core.errors import RecipeError
 from midstream.core.text import neutral
 from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet, render_modules
@@ -29,6 +28,7 @@ from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout
+from midstream_worlds.scripted_engine import ScriptedEngine
 from midstream_worlds.simulated import SimulatedConfig, SimulatedEngine
 from midstream_worlds.workshop.models import FALSE, WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream_worlds.workshop.tasks import Lapses, Workshop, WorkshopConfig
