@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.task import Task
-from midstream.engines.scripted import ScriptedEngine
 from midstream_benchmarks import bfcl_tasks as bfcl
 from midstream_benchmarks import tau_bench
 from midstream_benchmarks.tau_bench import STOP
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 
 async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool:

@@ -102,7 +102,7 @@ def lines(name: str, taken: dict[str, Taken], needed: dict[str, float], whole: W
     return found
 
 
-OFFLOADS = {"1.5b": ("none", "reference", "optimizer", "all"), "7b": ("all",)}
+OFFLOADS = {"1.5b": (False, True), "7b": (True,)}
 
 
 def offload_table(arguments: argparse.Namespace) -> list[str]:
@@ -113,7 +113,7 @@ def offload_table(arguments: argparse.Namespace) -> list[str]:
     return table + [offload_line(size, setting, arguments) for size, settings in sizes.items() for setting in settings]
 
 
-def offload_line(size: str, setting: str, arguments: argparse.Namespace) -> str:
+def offload_line(size: str, setting: bool, arguments: argparse.Namespace) -> str:
     """Two steps of one setting: the second one's seconds, and the card's peak in both."""
     cuda = arguments.device == "cuda"
     if cuda:
@@ -121,7 +121,7 @@ def offload_line(size: str, setting: str, arguments: argparse.Namespace) -> str:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     model = make_model(size, device=arguments.device, dtype=torch.bfloat16)
-    config = LearnerConfig.model_validate({"offload": setting, "masters": True, "recompute_activations": True})
+    config = LearnerConfig.model_validate({"offload": setting, "recompute_activations": True})
     learner = LocalLearner(model, config)
     shape = TOY if arguments.tiny else replace(SHAPES["base"], questions=4)
     rows = recorded(learner, make_rows(shape, model.config.vocab_size))

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from update_shapes import Work, inputs_of, rows_work
 
-from midstream.prefix_tree.forward import causal_lm
+from midstream.prefix_tree.attention import causal_lm
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.protocols import Row

@@ -22,8 +22,8 @@ from midstream.agents.prompted import (
 from midstream.core.agent import RunContext
 from midstream.core.engine import Engine, Request
 from midstream.core.task import Task
-from midstream.engines.scripted import ScriptedEngine
 from midstream_worlds.planning.programs import VerifiedResultGenerator
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 METRES = {"m": 1.0, "km": 1000.0, "ft": 0.3048, "mi": 1609.344}
 

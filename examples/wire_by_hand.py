@@ -18,13 +18,13 @@ from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.engine import Engine, Request
 from midstream.core.task import Task
 from midstream.engines.openai import engine as openai_compatible
-from midstream.engines.scripted import ScriptedEngine
 from midstream.report.draw import show
 from midstream.report.trajectory import trajectory_blocks
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
 from midstream.tools.python import PythonTool
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 DOCUMENTS = (
     Document(id="1", text="The Eiffel Tower in Paris is 330 metres high."),

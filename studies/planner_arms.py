@@ -31,13 +31,14 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.process import event_loop, load_weights
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.recipe.schema import Recipe, parse_recipe
+from midstream.rollout import rollout
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.runs.segments import result_name
@@ -286,8 +287,12 @@ def _evaluate(
             seed=derive_seed(recipe.seed, "evaluation", chosen.name),
             trials=recipe.evaluation.trials,
         )
-        result, trajectories = run_coroutine(evaluate(work))
-    return summed(result, trajectories, costs, best_costs(work.tasks))
+        groups = run_coroutine(rollout(work.environment, work.tasks, group_size=work.trials, seed=work.seed))
+    summary = summary_of(work)
+    for group in groups:
+        summary.add(group)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    return summed(summary.result(), trajectories, costs, best_costs(work.tasks))
 
 
 def summed(

@@ -138,7 +138,7 @@ def test_servers_answer_before_a_runs_weights_are_loaded_onto_them(trained, tmp_
         began.append("weights")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "served", served)
+    monkeypatch.setattr(process if work == "solve" else api, "served", served)
     monkeypatch.setattr(process, "load_weights", load_weights)
     run, _ = trained
     with pytest.raises(KeyboardInterrupt):

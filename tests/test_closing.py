@@ -12,9 +12,9 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.engines.openai import settings as openai_settings
-from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 
 DOORS = """

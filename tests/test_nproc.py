@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -85,28 +86,9 @@ def torchrun(monkeypatch, handlers):
         dist.destroy_process_group()
 
 
-def test_one_rank_alone_learns_what_one_process_learns(make_build, tmp_path, torchrun):
-    """Its learner announces to nobody, and the gradients of DDP are those of one process."""
-    whole = make_build().policy.learner
-    expected = whole.forward_backward(ragged_rows(1), LOSS), whole.optimizer_step(1e-2), whole.logprobs(ragged_rows(2))
-    build = make_build("learner.parallel=ddp")
-    with joined(build):
-        learner = build.policy.learner
-        assert type(learner) is not type(whole)
-        stats = learner.forward_backward(ragged_rows(1), LOSS)
-        assert (stats, learner.optimizer_step(1e-2), learner.logprobs(ragged_rows(2))) == expected
-        learner.save(tmp_path)
-        learner.supervised_step(ragged_rows(3), 1e-2)
-        assert learner.logprobs(ragged_rows(2)) != expected[2]
-        learner.load(tmp_path)
-        assert learner.logprobs(ragged_rows(2)) == expected[2]
-        learner.export_weights(tmp_path)
-    assert (tmp_path / "model.safetensors").exists()
-
-
 def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun):
     dist.init_process_group("gloo")
-    config = LearnerConfig(masters=True, attention="dense", parallel="fsdp2")
+    config = LearnerConfig(attention="dense")
     start = model_of("llama", dtype=torch.bfloat16, double_norm=False)
     learner = RankedLearner(copy.deepcopy(start), config, sampled=False)
     assert {parameter.dtype for parameter in learner.parameters} == {torch.float32}
@@ -119,19 +101,14 @@ def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun)
         pass
 
 
-@pytest.mark.parametrize(
-    ("dtype", "settings"),
-    [
-        (torch.bfloat16, {"parallel": "ddp", "masters": True}),
-        (torch.float32, {"parallel": "fsdp2", "offload": "optimizer"}),
-    ],
-    ids=["ddp", "fsdp2"],
-)
-def test_what_cannot_be_divided_among_ranks_is_refused(torchrun, dtype, settings):
+@pytest.mark.parametrize(("offload", "named"), [(True, "learner.offload"), (False, "engine type tiny")])
+def test_what_cannot_be_divided_among_ranks_is_refused(torchrun, offload, named):
     dist.init_process_group("gloo")
-    model = model_of("llama", dtype=dtype, double_norm=False)
-    with pytest.raises(UnsupportedError, check=coded("setting-conflict", f"parallel = {settings['parallel']}")):
-        RankedLearner(model, LearnerConfig.model_validate(settings), sampled=False)
+    model: Any = model_of("llama", dtype=torch.float32, double_norm=False)
+    if not offload:
+        model.before_step = lambda seed: None
+    with pytest.raises(UnsupportedError, check=coded("setting-conflict", named, fix="--nproc")):
+        RankedLearner(model, LearnerConfig(offload=offload), sampled=False)
 
 
 def test_a_recipe_without_weights_is_refused_by_rank_0_and_left_by_the_others(torchrun, monkeypatch):
@@ -250,7 +227,7 @@ def test_rank_0_alone_speaks_and_says_why_it_stops(tmp_path):
     assert code == 2
     assert output.count("error[") == 1
     assert "error[setting-conflict]" in output
-    assert "learner.parallel = ddp" in output
+    assert "leave out --nproc" in output
 
 
 @pytest.mark.slow

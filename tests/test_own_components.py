@@ -667,7 +667,7 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
     assert "prompt_file" in keys
     assert keys - anchored == {"cache", "runs", "weights"}
-    assert keys | {"filter"} >= own.PATHS  # of which a text is the path of its `votes`
+    assert keys >= own.PATHS
 
 
 def test_a_setting_that_is_no_path_of_what_is_there_stays_as_it_is(place: Path):

@@ -13,7 +13,7 @@ import midstream
 
 PUBLIC = """
 AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError Outcome OwnAgent Run Score Task Tasks Tool
-ToolResult Trajectory Turn UsageError aevaluate agent alearn_lessons aresume asolve atrain compare evaluate
+ToolResult Trajectory Turn UsageError aevaluate alearn_lessons aresume asolve atrain compare evaluate
 learn_lessons resume reward solve tasks tool train wrapped
 """.split()
 MORE = """

@@ -16,13 +16,13 @@ import pytest
 from midstream.cli.main import main
 from midstream.components.kinds import config_class, registered
 from midstream.core.trajectory import Trajectory, without_clocks
-from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import RolloutConfig, rollout
 from midstream.runs import RunDirectory
 from midstream.tools.recording import FILE
 from midstream_worlds.graphs.tools import WorldToolConfig
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded, printed
 from support.every_tool import MCP_VARIABLE, SERPER_VARIABLE, Everything, Model, every_tool
 from support.llm_server import AgentFlowReplies, LLMServer

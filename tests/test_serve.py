@@ -23,7 +23,7 @@ import pytest
 import midstream as ms
 from midstream import serve
 from midstream.gateway.settings import ServeConfig
-from midstream.process import Stop, stopped_by
+from midstream.process import STOP, Stop
 from support.errors import raises
 
 MIDSTREAM = (sys.executable, "-m", "midstream.cli.main")
@@ -101,11 +101,11 @@ def serving_here(recipe: Path, out: Path | None = None) -> Iterator[str]:
 
     def work() -> None:
         config = ServeConfig(port=0)
-        with stopped_by(stop):
-            if out is None:
-                serve.serve_agent(recipe, config=config, ready=address.put)
-            else:
-                serve.serve_sessions(str(recipe), out, config=config, ready=address.put)
+        STOP.set(stop)
+        if out is None:
+            serve.serve_agent(recipe, config=config, ready=address.put)
+        else:
+            serve.serve_sessions(str(recipe), out, config=config, ready=address.put)
 
     served = ThreadPoolExecutor(1).submit(work)
     served.add_done_callback(lambda _: address.put(""))  # it could not begin, or has ended

@@ -28,7 +28,7 @@ _NAMES = {
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
     "gateway.session": "Outcome",
-    "interface.agents": "AgentFlow Interleaved OwnAgent agent wrapped",
+    "interface.agents": "AgentFlow Interleaved OwnAgent wrapped",
     "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
@@ -64,13 +64,8 @@ if TYPE_CHECKING:
         ToolServerError as ToolServerError, TrainingError as TrainingError, UsageError as UsageError,
     )
     from midstream.core.agent import (
-        Agent as Agent,
-        Executor as Executor,
-        Generator as Generator,
-        ModuleContext as ModuleContext,
-        Planner as Planner,
-        RunContext as RunContext,
-        Verifier as Verifier,
+        Agent as Agent, Executor as Executor, Generator as Generator, ModuleContext as ModuleContext,
+        Planner as Planner, RunContext as RunContext, Verifier as Verifier,
     )
     from midstream.core.engine import Engine as Engine, Request as Request
     from midstream.core.source import Reward as Reward
@@ -83,8 +78,7 @@ if TYPE_CHECKING:
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
     from midstream.interface.agents import (
-        AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, agent as agent,
-        wrapped as wrapped,
+        AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, wrapped as wrapped,
     )
     from midstream.report.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run

@@ -28,26 +28,24 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import signature
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeGuard, TypeVar, Unpack, get_args, get_type_hints
+from typing import TYPE_CHECKING, TypeGuard, Unpack
 
 from midstream import process
 from midstream.components import own
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
 from midstream.core.errors import RecipeError, RunError, UsageError
-from midstream.core.events import Listener, Note, Phase
+from midstream.core.events import Listener, Note, Phase, RunLoads
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.run import every_set, metric_of, separate_learned
-from midstream.evaluation.session import JournalStore, evaluate_sets, reopen, task_digests
+from midstream.evaluation.run import SetEvaluation, every_set, metric_of, separate_learned
+from midstream.evaluation.session import JournalStore, evaluate_sets, task_digests
 from midstream.exports.write import export as export
 from midstream.interface.agents import AgentSpec
 from midstream.interface.results import Run, RunAgent
@@ -80,7 +78,6 @@ from midstream.report.progress import print_warnings, progress
 from midstream.rollout import Environment, rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig, parse_limits
-from midstream.runs.segments import result_name
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import tracked, trackers_of
@@ -93,8 +90,6 @@ if TYPE_CHECKING:
     from midstream.lessons.validation import Validation
     from midstream.training.trial import RecipeTrial
 
-P = ParamSpec("P")
-T = TypeVar("T")
 AnyAgent = AgentSpec | Run | RunDirectory | Recipe | Table | Place
 """An agent, a run whose agent is meant, or a recipe or run, by its name or path or as it is."""
 
@@ -122,22 +117,8 @@ class ValidateOptions(LearningChanges, WorkOptions, total=False):
     """Arguments of `validate_lessons`."""
 
 
-def _work(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function of this file callable in a notebook, and refuse arguments that it does not have."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        known = signature(function).parameters
-        if unknown := kwargs.keys() - known:
-            [options] = get_args(get_type_hints(function)["options"])
-            if unknown := unknown - options.__annotations__.keys():
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
-        return function(*args, **kwargs)
-
-    return allow_event_loop(call)
-
-
-_screen = threading.Lock()  # of the terminal: one run at a time shows its progress
+# Of the terminal: one run at a time shows its progress.
+_screen = threading.Lock()
 
 
 @contextmanager
@@ -159,7 +140,7 @@ def _listening(options: RunOptions) -> Iterator[Listener]:
 # --- solve ------------------------------------------------------------------------------------------------------------
 
 
-@_work
+@allow_event_loop
 def solve(
     agent: AnyAgent,
     question: str,
@@ -186,21 +167,18 @@ def solve(
         answer is None, and the listener receives a warning: by default, on standard error.
     """
     if not isinstance(question, str) or not question.strip():
-        raise UsageError(
-            f"the question is empty or no text: {question!r:.100}",
-            code="empty-value",
-            fix='e.g. midstream solve "What is 45 plus 17 ?"; in Python, solve(agent, question)',
-        )
-    changes = changes_in(AgentChanges, options)
+        what, fix = f"the question is empty or no text: {question!r:.100}", 'midstream solve "What is 45 plus 17 ?"'
+        raise UsageError(what, code="empty-value", fix=f"e.g. {fix}; in Python, solve(agent, question)")
+    listener, changes = options.get("listener") or print_warnings, changes_in(AgentChanges, options)
     recipe = agent_recipe(opened(agent, changes)[0], **changes)
     if any(engine.config.needs_world for engine in recipe.engines.values()):
-        with Build(recipe) as build:  # a model whose vocabulary is its world's
+        # A model whose vocabulary is its world's knows no other words; its question is refused before it is loaded.
+        with Build(recipe) as build:
             if isinstance(build.source, TrainableWorld):
                 question = build.source.readable(question)
-    listener = options.get("listener") or print_warnings
-    with answering(agent, recipe, temperature=temperature, unsafe=unsafe, **options) as (environment, run, seed):
+    with answering(agent, temperature=temperature, unsafe=unsafe, **options) as (environment, run, build):
         task = Task(id="question", question=question, answer="")
-        [group] = run(rollout(environment, [task], seed=seed, listener=listener))
+        [group] = run(rollout(environment, [task], seed=build.recipe.seed, listener=listener))
     [trajectory] = group.trajectories
     if trajectory.error is not None:
         listener(Note(NO_ANSWER + trajectory.error.summary))
@@ -211,29 +189,28 @@ def solve(
 @contextmanager
 def answering(
     agent: AnyAgent,
-    recipe: Recipe | None = None,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
     continuous: bool = False,
     **options: Unpack[SolveOptions],
-) -> Iterator[tuple[Environment, RunCoroutine, int]]:
-    """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
+) -> Iterator[tuple[Environment, RunCoroutine, Build]]:
+    """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and its build.
 
-    Arguments as of `solve`. `recipe`: that of the agent, if the caller has it. `continuous`: engines in this process
-    answer each request as it comes, so that questions may come at any time; a strategy is refused.
+    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
+    may come at any time; a strategy is refused.
     """
     changes, listener = changes_in(AgentChanges, options), options.get("listener") or print_warnings
     source, run, step = opened(agent, changes)
-    recipe = recipe or agent_recipe(source, **changes)
+    recipe = agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
     if is_dialogues(recipe.tasks):
         raise RecipeError(
-            f"the agent of recipe {recipe.name!r} cannot answer a single question",
+            f"the agent of recipe {recipe.name!r} cannot answer a single question: tasks.type = {recipe.tasks.type!r}",
             code="dialogues-not-supported",
-            cause=f"its tasks, tasks.type = {recipe.tasks.type!r}, are dialogues with their own functions",
+            cause="its tasks are dialogues with their own functions",
             fix=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
         )
     if run is None and recipe.warm_start is not None:
@@ -245,22 +222,19 @@ def answering(
         )
     adapters = run.root / "adapters" / "asked" if run else Path("adapters")
     build = process.build_for(recipe, options, adapters=adapters, unsafe=unsafe, continuous=continuous)
-    with event_loop(build) as run_coroutine, ExitStack() as servers:
-        process.announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
-        process.require_keys(build)
-        servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
+    with process.running("solve", build, listener) as run_coroutine:
         if run is not None and inputs.has_weights(run):
             step = process.load_weights(build, run, run_coroutine, step=step)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
-        process.check_proven(build, process.weights_digest(run, step), listener)
-        yield environment, run_coroutine, recipe.seed
+        process.check_proven(build, run.checkpoints.digest(step) if run is not None and step else "", listener)
+        yield environment, run_coroutine, build
 
 
 # --- evaluate ---------------------------------------------------------------------------------------------------------
 
 
-@_work
+@allow_event_loop
 def evaluate(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -292,17 +266,15 @@ def evaluate(
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
     if retry_errors and out is None:
-        raise UsageError(
-            "retry_errors without out does nothing: a new evaluation has no errors yet",
-            code="option-without-effect",
-            fix="name the evaluation: midstream resume EVALUATION --retry-errors",
-        )
+        what = "retry_errors without out does nothing: a new evaluation has no errors yet"
+        raise UsageError(what, code="option-without-effect", fix="midstream resume EVALUATION --retry-errors")
     changes = changes_in(EvaluationChanges, options)
     source, trained, step = opened(agent, changes)
     if _is_given(tasks):
         counted = {} if tasks.count is None else {"count": tasks.count}
         changes["sets"] = [{"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen, **counted}]
-        if isinstance(source, Mapping):  # as the recipe of a run that learns from these tasks has it
+        # As the recipe of a run that learns from these tasks has it.
+        if isinstance(source, Mapping):
             source = {**source, "tasks": tasks.source}
     elif isinstance(agent, AgentSpec) and trained is None:
         raise UsageError("no tasks are named", code="missing-option", fix="evaluate(agent, tasks.test)")
@@ -311,111 +283,46 @@ def evaluate(
     run = os.path.abspath(trained.root) if trained and inputs.has_weights(trained) else None
     asked = EvaluationInfo(run=run, step=step, unsafe=unsafe, record=record, replay=replay)
     root = Path(out) if out else new_root(f"eval-{recipe.name}")
-    begun = RunDirectory.open(root) if (root / "run.json").exists() else None
+    begun = _begun(root, recipe, asked)
     if begun is not None:
-        asked = _same_evaluation(begun, recipe, asked)
-        engines = inputs.run_recipe(begun).engines  # with the prices that it began with
+        asked = begun.info().evaluation
+        # With the prices that it began with.
+        engines = inputs.run_recipe(begun).engines
         priced = {name: engine for name, engine in engines.items() if not own.is_reference(engine.type)}
         recipe = recipe.model_copy(update={"engines": {**recipe.engines, **priced}})
-    return _evaluate_in(root, begun, recipe, asked, options, retry_errors=retry_errors)
+    return _work_in(root, begun, recipe, options, asked, again=retry_errors)
 
 
-def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> EvaluationInfo:
-    """What the directory evaluates, if that is what is asked for. Raises `RunError` if it is not."""
-    held = begun.info().evaluation
-    given = {"run", "unsafe", "record", "replay"}
-    other_step = held is not None and asked.step not in (None, held.step)
-    if held is None or other_step or held.model_dump(include=given) != asked.model_dump(include=given):
-        what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif changes := inputs.differing(begun, recipe):
-        what = f"an evaluation with other settings (its own | those given: {'; '.join(changes[:_SHOWN])})"
-    else:
-        return held
-    raise RunError(
-        f"{begun.root} holds {what}",
-        code="run-exists",
-        fix=f"choose another directory with --out, or resume that one: midstream resume {begun.root}",
-    )
+def _evaluations(build: Build, trained: RunDirectory | None, listener: Listener) -> list[SetEvaluation]:
+    """Every set of an evaluation, with its tasks drawn: those that were learned from are sets of their own.
 
-
-def _evaluate_in(
-    root: Path,
-    begun: RunDirectory | None,
-    recipe: Recipe,
-    asked: EvaluationInfo,
-    options: RunOptions,
-    *,
-    retry_errors: bool,
-) -> Run:
-    """Evaluate what is not done yet in `begun`, or in a new directory at `root`."""
-    if begun is not None and begun.status().state == "finished" and not retry_errors:
-        return Run(begun)
-    trackers = trackers_of(options.get("track", ()))
-    trained = RunDirectory.open(Path(asked.run)) if asked.run else None
-    adapters = (trained.root if trained else root) / "adapters" / "asked"
-    with ExitStack() as stack:
-        listener = stack.enter_context(_listening(options))
-        process.emit_loads(recipe, root, listener, learns=trained is not None)
-        asks: WorkOptions = {"record": asked.record, "replay": asked.replay}
-        build = process.build_for(recipe, asks, adapters=adapters, unsafe=asked.unsafe, kept=root / "strategy")
-        run_coroutine = stack.enter_context(event_loop(build))
-        # All tasks are drawn, and everything is built, before the directory is created.
-        require_sets(recipe)
-        evaluations = list(
-            every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
-        )
-        evaluations = separate_learned(evaluations, learned_keys(build.resolved, trained))
-        for part in {part.chosen.name: part for part in evaluations if part.learned}.values():
-            name = part.chosen.name.removesuffix("-learned")
-            many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
-            listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
-        process.require_keys(build)
-        run_coroutine(try_rewards(build))
-        tasks = task_digests(evaluations)
-        stack.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
-        step, checkpoint = None, None
-        if trained is not None:
-            step = process.load_weights(build, trained, run_coroutine, step=asked.step)
-            checkpoint = trained.checkpoints.digest(step)
-        evaluations = [replace(part, step=step, numbered=False) for part in evaluations]
-        if begun is None:
-            about = asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": checkpoint})
-            begun = inputs.create_run(root, build, about)
-        process.begin_work(begun, build, listener, tasks=tasks, checkpoint=checkpoint)
-        usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
-        own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
-        for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
-            if not metric.startswith(usual):  # a judge's name has its model
-                listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
-        for chosen in recipe.evaluation.sets:
-            source = build.tasks(chosen.tasks or recipe.tasks)
-            left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
-            for reason, count in left_out.items():
-                listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
-        store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        stack.enter_context(begun.lock())
-        listener = stack.enter_context(tracked(begun, trackers, listener))
-        stack.enter_context(process.status_on_failure(begun))
-        stack.enter_context(process.open_budget(begun, build.budget))
-        stack.enter_context(closing(store))
-        # A crash may have left trajectories in the journal of sets whose numbers are written.
-        done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
-        if done:
-            store.retain(lambda name, failed: name not in done)
-        if retry_errors:
-            reopen(begun, evaluations, store)
-        run_coroutine(evaluate_sets(begun, evaluations, store, listener))
-        begun.set_status("finished")
-        write_report(begun)
-    if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
-        shutil.rmtree(root / "strategy", ignore_errors=True)
-    return Run(begun)
+    The listener gets notes on what a number does not say. `trained` is the run whose weights are evaluated.
+    """
+    recipe = build.recipe
+    require_sets(recipe)
+    sets = every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
+    found = separate_learned(list(sets), learned_keys(build.resolved, trained))
+    usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
+    for name, part in {part.chosen.name: part for part in found}.items():
+        if part.learned:
+            many = f"{len(part.tasks):,} tasks of {name.removesuffix('-learned')} were learned from ({part.learned})"
+            listener(Note(f"{many}: they are a set of their own, {name}, and say nothing of new tasks"))
+        metric, other = metric_of(part), set_reward(recipe, part.chosen) not in (recipe.reward, part.chosen.reward)
+        # A judge's name begins with its type, and has its model, too.
+        if other and not metric.startswith(usual):
+            listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
+    for chosen in recipe.evaluation.sets:
+        source = build.tasks(chosen.tasks or recipe.tasks)
+        left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
+        for reason, tasks in left_out.items():
+            listener(Note(f"{chosen.name}: {tasks:,} left out: {reason}"))
+    return found
 
 
 # --- learn ------------------------------------------------------------------------------------------------------------
 
 
-@_work
+@allow_event_loop
 def learn_lessons(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -454,12 +361,12 @@ def learn_lessons(
         usual = {"batch_size": count, "modules": [module], "reflector": {"engine": asked.get("engine", "model")}}
         drawn = {"tasks": count, "gate": {"tasks": gate}}
         table["lessons"] = merge({**usual, **table.get("lessons", {})}, drawn)
-        table["evaluation"]["validation"] = _set("validation", tasks if validation is None else validation, tasks)
+        table["evaluation"]["validation"] = _validation_set(tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
     return _learned(table, "lessons", chosen, out, options)
 
 
-@_work
+@allow_event_loop
 def train(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -507,7 +414,7 @@ def train(
         usual = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
         table["training"] = {**usual, **table.get("training", {})}
         curve = tasks if validation is None else validation
-        table["evaluation"]["validation"] = {**_set("validation", curve, tasks), "count": min(20, len(curve))}
+        table["evaluation"]["validation"] = {**_validation_set(curve, tasks), "count": min(20, len(curve))}
         if validation is None:
             table["evaluation"] |= {"at": "none"}
     if lora is not None:
@@ -525,22 +432,18 @@ def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
     """The table of an agent or recipe that learns from tasks."""
     source = _source(agent)
     if isinstance(source, RunDirectory):
-        raise UsageError(
-            f"the agent of the run {source.root} does not learn further",
-            code="wrong-kind-of-run",
-            fix='give the agent that the run began with; its lessons: settings={"lessons.start": RUN}',
-        )
+        fix = 'give the agent that the run began with; its lessons: settings={"lessons.start": RUN}'
+        what = f"the agent of the run {source.root} does not learn further"
+        raise UsageError(what, code="wrong-kind-of-run", fix=fix)
     table = read_table(source) if isinstance(source, str) else {**source}
     if tasks is None and isinstance(agent, AgentSpec):
         raise UsageError("no tasks are named", code="missing-option", fix="train(agent, tasks.train)")
     if _is_given(tasks):
         if tasks.chosen != "train":
-            raise UsageError(
-                f"tasks.{tasks.chosen} to learn from: only tasks.train is",
-                code="unknown-split",
-                fix="give tasks.train; where rows name no split, tasks.split(train=0.8).train",
-            )
-        if isinstance(agent, AgentSpec):  # its recipe's sets are not asked for
+            fix = "give tasks.train; where rows name no split, tasks.split(train=0.8).train"
+            raise UsageError(f"tasks.{tasks.chosen} to learn from", code="unknown-split", fix=fix)
+        if isinstance(agent, AgentSpec):
+            # The sets of the recipe that it changes are not asked for.
             table |= {"tasks": tasks.drawn, "evaluation": {}}
         else:
             table = with_tasks(table, tasks.drawn)
@@ -555,9 +458,9 @@ def _is_given(tasks: Tasks | None) -> TypeGuard[Tasks]:
     return tasks is not None
 
 
-def _set(name: str, tasks: Tasks, learned: Tasks) -> Table:
-    """The table of an evaluation set next to the tasks that are learned from."""
-    table: Table = {"name": name, "split": tasks.chosen}
+def _validation_set(tasks: Tasks, learned: Tasks) -> Table:
+    """The table of the validation set next to the tasks that are learned from."""
+    table: Table = {"name": "validation", "split": tasks.chosen}
     return table if tasks.source == learned.source else {**table, "tasks": tasks.source}
 
 
@@ -575,56 +478,111 @@ def _learned(
         table = merge(table, {section: values})
     recipe = changed_recipe(table, **changes_in(LearningChanges, options))
     root = Path(out) if out else new_root(f"{recipe.name}-s{recipe.seed}")
-    run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
-    if run is not None and (run.info().kind == "evaluation" or inputs.differing(run, recipe)):
-        raise RunError(
-            f"{root} already holds a run with other settings",
-            code="run-exists",
-            fix=f"choose another directory with --out, or move {root} away",
-        )
-    return _learn_in(root, run, recipe, options)
+    return _work_in(root, _begun(root, recipe) if exist_ok else None, recipe, options)
 
 
-def _learn_in(
-    root: Path, run: RunDirectory | None, recipe: Recipe, options: RunOptions, *, limited: bool = False
+# --- the life of a run ------------------------------------------------------------------------------------------------
+
+
+def _begun(root: Path, recipe: Recipe, asked: EvaluationInfo | None = None) -> RunDirectory | None:
+    """The run in `root`, if it is the one that is asked for; None without one. Raises `RunError` for another."""
+    if not (root / "run.json").exists():
+        return None
+    run = RunDirectory.open(root)
+    held, given = run.info().evaluation, {"run", "unsafe", "record", "replay"}
+    if held is None or asked is None:
+        what = "" if held is asked else f"a run of another kind: {run.info().kind}"
+    else:
+        same = asked.step in (None, held.step) and held.model_dump(include=given) == asked.model_dump(include=given)
+        what = "" if same else "an evaluation of something else, or with other tools"
+    if not what and (changes := inputs.differing(run, recipe)):
+        what = f"a run with other settings (its own | those given: {'; '.join(changes[:_SHOWN])})"
+    if what:
+        fix = f"choose another directory with --out, or resume that one: midstream resume {root}"
+        raise RunError(f"{root} holds {what}", code="run-exists", fix=fix)
+    return run
+
+
+def _work_in(
+    root: Path,
+    run: RunDirectory | None,
+    recipe: Recipe,
+    options: RunOptions,
+    asked: EvaluationInfo | None = None,
+    *,
+    again: bool = False,
 ) -> Run:
-    """Run a session to its end in `run`, or in a new directory at `root`; a finished one only if it was `limited`."""
-    if run is not None and run.status().state == "finished" and not limited:
+    """The life of every run, in `run` or in a new directory at `root`: build, check, create, lock, work, report.
+
+    `asked` is what an evaluation evaluates, None where a session learns. A finished run stays as it is, but `again`: a
+    limit that ended it was changed, or what ended in errors is run again.
+    """
+    if run is not None and run.status().state == "finished" and not again:
         leave_to_rank_0()
         return Run(run)
     trackers = trackers_of(options.get("track", ()))
-    learns = recipe.training is not None or recipe.warm_start is not None
-    with _listening(options) as shown:
+    trained = RunDirectory.open(Path(asked.run)) if asked and asked.run else None
+    if asked is None:
+        learns, more = recipe.training is not None or recipe.warm_start is not None, {"adapters": root / "adapters"}
+    else:
+        learns, adapters = trained is not None, (trained.root if trained else root) / "adapters" / "asked"
+        more = {"adapters": adapters, "unsafe": asked.unsafe, "kept": root / "strategy"}
+        options = {**options, "record": asked.record, "replay": asked.replay}
+    with ExitStack() as stack:
+        shown = stack.enter_context(_listening(options))
         listener: Listener = shown if rank() == 0 else lambda event: None
-        process.emit_loads(recipe, root, listener, learns=learns)
+        # Before PyTorch's import, which leaves the screen empty for seconds.
+        pytorch = learns or any(getattr(engine.config, "in_process", False) for engine in recipe.engines.values())
+        listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
         process.use_threads(recipe, learns=learns)
-        build = process.build_for(recipe, options, adapters=root / "adapters")
-        with event_loop(build) as run_coroutine, joined(build):
-            # Before the directory is created: a recipe that cannot run leaves none behind.
+        build = process.build_for(recipe, options, **more)
+        run_coroutine = stack.enter_context(event_loop(build))
+        # All is built, and every task is drawn, before the directory is created: what cannot run leaves none behind.
+        make_session, evaluations = None, list[SetEvaluation]()
+        if asked is None:
+            stack.enter_context(joined(build))
             make_session = recipe.learner.session(build) or session_of(build)
-            process.require_keys(build)
-            run_coroutine(try_rewards(build))
-            run = run or inputs.create_run(root, build)
-            process.begin_work(run, build, listener)
-            with (
-                run.lock(),
-                tracked(run, trackers, listener) as listener,
-                process.status_on_failure(run),
-                process.open_budget(run, None if recipe.lessons else build.budget),  # a lesson session opens its own
-                served(recipe, listener),
-            ):
-                ended = run_coroutine(make_session(run, listener).run())
-                step = None
-                if recipe.lessons is not None:
-                    from midstream.lessons.commit import read_updates
+        else:
+            evaluations = _evaluations(build, trained, listener)
+            asked = asked.model_copy(update={"tasks": task_digests(evaluations)})
+        process.require_keys(build)
+        run_coroutine(try_rewards(build))
+        if asked is not None and trained is not None:
+            # A served model's weights are an adapter that it loads; the directory records which were found.
+            stack.enter_context(served(recipe, listener))
+            step = process.load_weights(build, trained, run_coroutine, step=asked.step)
+            asked = asked.model_copy(update={"step": step, "checkpoint": trained.checkpoints.digest(step)})
+        run = run or inputs.create_run(root, build, asked)
+        process.begin_work(run, build, listener, asked)
+        stack.enter_context(run.lock())
+        listener = stack.enter_context(tracked(run, trackers, listener))
+        stack.enter_context(process.status_on_failure(run))
+        stack.enter_context(process.open_budget(run, build.budget))
+        if trained is None:
+            stack.enter_context(served(recipe, listener))
+        if make_session is not None:
+            ended, step = run_coroutine(make_session(run, listener).run()), None
+            if recipe.lessons is not None:
+                from midstream.lessons.commit import read_updates
 
-                    step = len(read_updates(run))
-                run.set_status("finished", ended, step=step)
-                write_report(run, most=AT_END)  # which shows the state, too
+                step = len(read_updates(run))
+            run.set_status("finished", ended, step=step)
+            # It shows the state, too.
+            write_report(run, most=AT_END)
+        elif asked is not None:
+            parts = [replace(part, step=asked.step, numbered=False) for part in evaluations]
+            store = JournalStore(run.results_path, report=lambda text: listener(Note(text)))
+            stack.enter_context(closing(store))
+            run_coroutine(evaluate_sets(run, parts, store, listener, again=again))
+            run.set_status("finished")
+            write_report(run)
+            # `--retry-errors` needs what a strategy has kept.
+            if not any(result.errors for result in run.evaluations.read()):
+                shutil.rmtree(root / "strategy", ignore_errors=True)
     return Run(run)
 
 
-@_work
+@allow_event_loop
 def resume(
     run: Run | RunDirectory | Place,
     *,
@@ -647,23 +605,14 @@ def resume(
     Raises:
         UsageError: a setting that cannot change, or `retry_errors` of a training run.
     """
-    run = (
-        run.directory
-        if isinstance(run, Run)
-        else run
-        if isinstance(run, RunDirectory)
-        else RunDirectory.open(Path(run))
-    )
+    run = (run if isinstance(run, Run) else Run(run)).directory
     kind, asked = run.info().kind, run.info().evaluation
     limits = {f"budget.{name}": value for name, value in (parse_limits(budget) if budget is not None else {}).items()}
     settings = [*map(parse_override, overrides), *limits.items()]
     refused = [name for name, _ in settings if not name.startswith("budget.")]
     if refused:
-        raise UsageError(
-            f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
-            code="inputs-changed",
-            fix="start over with another --out; only budget.* may change",
-        )
+        what, fix = f"--set {refused[0]} cannot be changed in {run.root} ({kind})", "only budget.* may change"
+        raise UsageError(what, code="inputs-changed", fix=f"start over with another --out; {fix}")
     if changed := inputs.recipe_changes(run):
         raise UsageError(
             f"{run.recipe_path} was changed (the run's own | now): {'; '.join(changed[:_SHOWN])}",
@@ -677,16 +626,13 @@ def resume(
         what = f"{run.root} is an evaluation, whose recording was chosen when it began"
         raise UsageError(what, code="option-without-effect", fix="leave out record and replay")
     if asked is not None:
-        return _evaluate_in(run.root, run, recipe, asked, options, retry_errors=retry_errors)
+        return _work_in(run.root, run, recipe, options, asked, again=retry_errors)
     if retry_errors:
-        raise UsageError(
-            f"{run.root} is a {kind} run: --retry-errors does nothing there",
-            code="option-without-effect",
-            fix=f"midstream resume {run.root}",
-        )
+        what, fix = f"{run.root} is a {kind} run: --retry-errors does nothing there", f"midstream resume {run.root}"
+        raise UsageError(what, code="option-without-effect", fix=fix)
     # A lesson run that a limit ended is finished: other limits may let it continue.
     limited = bool(settings) and recipe.lessons is not None and run.status().message != ""
-    return _learn_in(run.root, run, recipe, options, limited=limited)
+    return _work_in(run.root, run, recipe, options, again=limited)
 
 
 asolve = make_async(solve)
@@ -727,7 +673,8 @@ def try_training(recipe: Recipe | str) -> RecipeTrial:
         )
     with Build(recipe) as build:
         parts = parts_of(build)
-        from midstream.training.trial import measure  # needs torch, which `parts_of` has checked
+        # It needs torch, which `parts_of` has checked.
+        from midstream.training.trial import measure
 
         process.use_threads(recipe, learns=True)
         return asyncio.run(measure(parts))
@@ -745,7 +692,7 @@ class LessonsTest:
     notes: Sequence[str]
 
 
-@_work
+@allow_event_loop
 def validate_lessons(
     named: str, recipe: str | None = None, *, unsafe: bool = False, **options: Unpack[ValidateOptions]
 ) -> LessonsTest:
@@ -778,17 +725,16 @@ def validate_lessons(
         check_shown(chosen.agent, render_modules(lesson_set), named)
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         gate, validation_set = validation_settings(chosen)
-        budget = process.budget_of(chosen) or Budget(BudgetConfig())
+        budget = Budget(chosen.budget or BudgetConfig())
         adapters = (run.root if run else Path()) / "adapters"
         build = process.build_for(chosen, options, adapters=adapters, unsafe=unsafe, budget=budget)
-        with served(chosen, listener), event_loop(build) as run_coroutine:
-            step = None
+        with process.running("validation", build, listener) as run_coroutine:
+            weights = ""
             if run is not None and inputs.has_weights(run):
                 step = process.load_weights(build, run, run_coroutine)
-            agent = identity(build.resolved, process.weights_digest(run, step))
+                weights = run.checkpoints.digest(step) if step else ""
+            agent = identity(build.resolved, weights)
             tasks = build.set_tasks(validation_set)
-            process.require_keys(build)
-            process.announce("validation", build, listener)
             with closing(Ledger(kept)) as ledger:
                 measuring = measure_lessons(
                     lesson_set,
@@ -862,15 +808,11 @@ def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory
     return run, run, number
 
 
-_naming = threading.Lock()
-_new_roots: set[Path] = set()  # directories of this process, whose runs may begin in one second, and in several threads
+# Runs of this process may begin in one second, and in several threads.
+_runs = count(1)
 
 
 def new_root(name: str) -> Path:
-    """A run directory under `runs/` that nothing has."""
-    base = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    places = chain([base], (base.with_name(f"{base.name}-{number}") for number in count(2)))
-    with _naming:
-        root = next(place for place in places if place not in _new_roots and not place.exists())
-        _new_roots.add(root)
-    return Path(os.path.relpath(root))
+    """A new run directory under `runs/`."""
+    number = next(_runs)
+    return Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-{number}" if number > 1 else ""))

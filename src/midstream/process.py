@@ -12,14 +12,15 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from midstream.components import own
-from midstream.components.component import EngineConfig, wrapper_config
+from midstream.components.component import wrapper_config
 from midstream.components.own import refuse_while_importing
 from midstream.core.errors import BudgetError, MidstreamError, RecipeError, RefusedError, RunError
-from midstream.core.events import AgentBuilt, Listener, Note, RunLoads, Work
+from midstream.core.events import AgentBuilt, Listener, Note, Work
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.engines.local.settings import require_torch
 from midstream.recipe.build import Build, prompt_notes, unset_keys
@@ -27,7 +28,8 @@ from midstream.recipe.check import wrappers_of
 from midstream.recipe.inputs import check_inputs
 from midstream.recipe.lessons import unproven
 from midstream.recipe.schema import Recipe
-from midstream.runs import RunDirectory
+from midstream.recipe.serving import served
+from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.trackers import Track
 
@@ -72,14 +74,31 @@ class Stop:
         """Stop the work, or refuse it if it has not begun."""
         self._asked = by
         if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # the loop has ended
+            # The loop may have ended meanwhile.
+            with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def on_signal(self, *_: object) -> None:
-        """Handle SIGTERM: outside of a coroutine, and at the second one, the work ends at once."""
-        if self._asked or self._task is None:
-            raise KeyboardInterrupt("stopped by SIGTERM")
-        self("SIGTERM")
+    @contextmanager
+    def at_sigterm(self) -> Iterator[None]:
+        """Have SIGTERM stop the work in the block, unless the program around it handles that signal.
+
+        Outside of a coroutine, and at the second one, the work ends at once.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            yield
+            return
+
+        def handle(*_: object) -> None:
+            if self._asked or self._task is None:
+                raise KeyboardInterrupt("stopped by SIGTERM")
+            self("SIGTERM")
+
+        signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def around(self, coroutine: Running[T]) -> T:
         """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
@@ -97,31 +116,8 @@ class Stop:
             self._task = None
 
 
-_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
-
-
-@contextmanager
-def stopped_by(stop: Stop) -> Iterator[None]:
-    """Have `stop` end the work in this block."""
-    token = _stop.set(stop)
-    try:
-        yield
-    finally:
-        _stop.reset(token)
-
-
-@contextmanager
-def _stopped_by_sigterm(stop: Stop) -> Iterator[None]:
-    """Have SIGTERM stop the work, unless the program around it handles that signal."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop.on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+# What ends the work of this thread, besides Ctrl-C.
+STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
@@ -129,7 +125,7 @@ def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        refuse_while_importing(function.__name__)
+        _check_call(function, function.__name__, kwargs)
         if not in_event_loop():
             return function(*args, **kwargs)
         done, stop = _start(partial(function, *args, **kwargs))
@@ -137,7 +133,8 @@ def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
             return done.result()
         except KeyboardInterrupt:
             stop()
-            return done.result()  # raises KeyboardInterrupt again, once the run is left in order
+            # It raises KeyboardInterrupt again, once the run is left in order.
+            return done.result()
 
     return call
 
@@ -147,7 +144,7 @@ def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
 
     @wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        refuse_while_importing(call.__name__)
+        _check_call(function, call.__name__, kwargs)
         done, stop = _start(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
         result = asyncio.wrap_future(done)
         try:
@@ -155,7 +152,8 @@ def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
         except asyncio.CancelledError:
             stop()
             await asyncio.wait([result])
-            result.exception()  # it is KeyboardInterrupt, or the run ended at this moment
+            # It is KeyboardInterrupt, or the run ended at this moment.
+            result.exception()
             raise
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
@@ -163,13 +161,25 @@ def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
     return call
 
 
+def _check_call(function: Callable[..., object], name: str, kwargs: Mapping[str, object]) -> None:
+    """Raise `TypeError` for an argument that the function does not have."""
+    refuse_while_importing(name)
+    # Python itself takes any: what a TypedDict in a signature lists is for type checkers only.
+    unknown = kwargs.keys() - signature(function).parameters
+    if unknown and (options := get_type_hints(function).get("options")):
+        unknown -= get_args(options)[0].__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+
+
 def _start(function: Callable[[], T]) -> tuple[Future[T], Stop]:
     """Start the function in a thread; return its future, and the `Stop` that interrupts it."""
     stop = Stop()
 
     def work() -> T:
-        with stopped_by(stop):
-            return function()
+        # The thread has a context of its own.
+        STOP.set(stop)
+        return function()
 
     return start_thread(work, "midstream"), stop
 
@@ -186,8 +196,8 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     use_threads(build.recipe, learns=False)
-    stop = _stop.get() or Stop()
-    with asyncio.Runner() as runner, _stopped_by_sigterm(stop):
+    stop = STOP.get() or Stop()
+    with asyncio.Runner() as runner, stop.at_sigterm():
 
         def run(coroutine: Running[T]) -> T:
             try:
@@ -258,16 +268,23 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
 
 
 def build_for(recipe: Recipe, options: WorkOptions, **more: Any) -> Build:
-    """The build of a run; `more` are other arguments of `Build`."""
+    """The build of a run, with its budget; `more` are other arguments of `Build`."""
     record, replay = (Path(place) if place else None for place in map(options.get, ("record", "replay")))
-    return Build(recipe, **{"budget": budget_of(recipe), "record": record, "replay": replay, **more})
-
-
-def budget_of(recipe: Recipe) -> Budget | None:
-    """The budget of a run; None without limits: its requests are then not counted."""
     limits = recipe.budget or BudgetConfig()
-    # What a lesson run used is on record, also without a limit.
-    return Budget(limits) if limits.limits or recipe.lessons is not None else None
+    # Without limits requests are not counted; but what a lesson run used is on record, also without a limit.
+    budget = Budget(limits) if limits.limits or recipe.lessons is not None else None
+    return Build(recipe, **{"budget": budget, "record": record, "replay": replay, **more})
+
+
+@contextmanager
+def running(work: Work, build: Build, listener: Listener) -> Iterator[RunCoroutine]:
+    """The event loop of a build that needs no run's life: its keys are checked, and its servers run."""
+    with event_loop(build) as run_coroutine:
+        # Before servers start and weights are loaded, which takes time.
+        announce(work, build, listener)
+        require_keys(build)
+        with served(build.recipe, listener):
+            yield run_coroutine
 
 
 @contextmanager
@@ -281,22 +298,19 @@ def open_budget(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
         yield
 
 
-def begin_work(
-    run: RunDirectory,
-    build: Build,
-    listener: Listener,
-    *,
-    tasks: Mapping[str, str] | None = None,
-    checkpoint: str | None = None,
-) -> None:
-    """Check that a run's inputs are those that it began with, as `check_inputs`, and emit its first events."""
-    check_inputs(run, build, tasks, checkpoint)
+def begin_work(run: RunDirectory, build: Build, listener: Listener, asked: EvaluationInfo | None) -> None:
+    """Check that a run's inputs are those that it began with, as `check_inputs`, and emit its first events.
+
+    `asked` has the tasks and weights of an evaluation as they are now.
+    """
+    now = asked or EvaluationInfo()
+    check_inputs(run, build, now.tasks, now.checkpoint)
     for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
         if path is not None and path.is_relative_to(run.own_dir.resolve()):
             listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     announce(run.info().kind, build, listener)
-    asked = run.info().evaluation
-    check_proven(build, checkpoint if checkpoint and asked and asked.step else "", listener)
+    # Step 0 has the weights that the recipe begins with, which lessons may be proven for.
+    check_proven(build, (now.checkpoint if now.step else None) or "", listener)
 
 
 def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *, step: int | None = None) -> int:
@@ -310,6 +324,7 @@ def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *
     found = None
     if step is None or step in run.checkpoints.steps():
         found = load_policy(build.policy.learner, run, max_step=step)
+    # A damaged checkpoint is passed over for the one before: another step than the one that was asked for.
     if found is None or step not in (None, found):
         there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(
@@ -322,23 +337,11 @@ def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *
     return found
 
 
-def weights_digest(run: RunDirectory | None, step: int | None) -> str:
-    """The digest of the checkpoint of `step`; "" without a run and of step 0, the weights that a recipe begins with."""
-    return run.checkpoints.digest(step) if run is not None and step else ""
-
-
 def check_proven(build: Build, weights: str, listener: Listener) -> None:
     """Warn if no test has accepted the agent's lesson set; `weights` is the digest of its checkpoint, or ""."""
     lesson_set = build.resolved["agent"].get("lessons")
     if lesson_set is not None and (warning := unproven(lesson_set, build.resolved, weights)):
         listener(Note(warning))
-
-
-def emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool) -> None:
-    """Emit what the run is about to load, before PyTorch's import leaves the screen empty for seconds."""
-    engines = (engine.config for engine in recipe.engines.values())
-    pytorch = learns or any(isinstance(config, EngineConfig) and config.in_process for config in engines)
-    listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
 
 
 def require_keys(build: Build) -> None:
@@ -347,7 +350,6 @@ def require_keys(build: Build) -> None:
         raise RecipeError(
             f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
             code="key-not-set",
-            cause="this server requires a key",
             fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
         )
 

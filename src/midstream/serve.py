@@ -21,17 +21,15 @@ from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import shorten
-from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
+from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
-from midstream.process import announce, budget_of, event_loop, open_budget, require_keys
-from midstream.recipe.build import Build
+from midstream.process import build_for, open_budget, running
 from midstream.recipe.inputs import create_run
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
 from midstream.recipe.schema import Recipe, parse_recipe
-from midstream.recipe.serving import served
 from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
@@ -60,9 +58,22 @@ def serve_agent(
         temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.
         ready: called with the address once it answers.
     """
+
+    async def speak_http(agent: AnsweringAgent) -> None:
+        gateway = Gateway(config)
+        agent.loop = asyncio.get_running_loop()
+        gateway.everyone = agent
+        gateway.start()
+        ready(gateway.address)
+        try:
+            # Until Ctrl-C.
+            await asyncio.Event().wait()
+        finally:
+            await gateway.close()
+
     built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
-    with built as (environment, run_coroutine, seed), suppress(KeyboardInterrupt):
-        run_coroutine(_speak_http(AnsweringAgent(environment, seed), config, ready))
+    with built as (environment, run_coroutine, build), suppress(KeyboardInterrupt):
+        run_coroutine(speak_http(AnsweringAgent(environment, build.recipe.seed)))
 
 
 def serve_training(
@@ -92,7 +103,8 @@ def external_recipe(source: str, config: ServeConfig, **changes: Unpack[Learning
     if table["agent"]["type"] != "external":
         sampling = getattr(policy.config, "sampling", None)
         given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
-        if isinstance(policy.config, SessionSettings):  # its limits are those of the sessions
+        if isinstance(policy.config, SessionSettings):
+            # Its limits are those of the sessions.
             given = policy.config.model_dump(mode="json", include=set(SessionSettings.model_fields), exclude_none=True)
         table["agent"] = {**given, "type": "external", "engine": policy.engine}
         table["tools"] = {}
@@ -115,19 +127,15 @@ def serve_sessions(
     """
     recipe = external_recipe(source, config, **changes).model_copy(update={"training": None})
     root = Path(out or api.new_root(recipe.name))
-    build = Build(recipe, budget=budget_of(recipe))
+    build = build_for(recipe, {})
     with ExitStack() as opened:
-        run_coroutine = opened.enter_context(event_loop(build))
-        opened.enter_context(served(recipe, listener))
-        require_keys(build)
-        announce("evaluation", build, listener)
+        run_coroutine = opened.enter_context(running("evaluation", build, listener))
         begun = (root / "run.json").exists()
         run = RunDirectory.open(root) if begun else create_run(root, build, EvaluationInfo())
         opened.enter_context(run.lock())
         opened.enter_context(open_budget(run, build.budget))
         journal = opened.enter_context(closing(Journal(run.results_path)))
         run.set_status("running")
-        opened.callback(_finish, run)
         environment = build.environment()
         # A caller who gave up does not come back for another attempt.
         once = environment.config.model_copy(update={"max_attempts": 1})
@@ -142,31 +150,32 @@ def serve_sessions(
                     results.append(journal, "sessions", group.trajectories)
                 except Exception as failure:  # noqa: BLE001  # whatever a caller brought ends only its own session
                     listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
+                    # No session can be recorded any more.
                     if isinstance(failure, StorageError) and not full.done():
-                        full.set_exception(failure)  # no session can be recorded any more
+                        full.set_exception(failure)
                     return str(failure) or repr(failure)
                 return ""
 
             agent: Any = environment.agent
             while isinstance(agent, BudgetedAgent | FilteredAgent):
                 agent = agent.agent
+            # Ids of sessions that an earlier server has recorded are taken.
             ended = [result.place[0] for result in results.read(run.results_path)]
             agent.take_tasks(one, ended)
             build.gateway.start()
             ready(build.gateway.address)
-            await full  # or until Ctrl-C
+            # Or until Ctrl-C.
+            await full
 
-        with suppress(KeyboardInterrupt):
-            run_coroutine(work())
+        try:
+            with suppress(KeyboardInterrupt):
+                run_coroutine(work())
+        finally:
+            with run.trajectories.writing("sessions") as write:
+                for result in results.read(run.results_path):
+                    write(result.trajectory)
+            run.set_status("finished")
     return run
-
-
-def _finish(run: RunDirectory) -> None:
-    """Write the sessions in the journal as the part `sessions` of the run."""
-    with run.trajectories.writing("sessions") as write:
-        for result in results.read(run.results_path):
-            write(result.trajectory)
-    run.set_status("finished")
 
 
 class _WithAnswer:
@@ -230,7 +239,10 @@ class AnsweringAgent:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
         if name := find_changing(chat.options) or ("response_format" if chat.json_schema else None):
             raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
-        ended = await self.run(question_of(chat.messages), step)
+        # The agent answers one question, so what was said before stands above it.
+        *before, last = chat.messages
+        said = "\n".join(f"{message.role}: {message.content}" for message in before)
+        ended = await self.run(f"{said}\n\n{last.content}" if said else last.content, step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)
         if ended.held_back:
@@ -252,22 +264,3 @@ class AnsweringAgent:
         raise FormError("no-sessions", "this server answers questions, and learns nothing from them", None, status=404)
 
     take_end = take_reward
-
-
-def question_of(messages: Sequence[Message]) -> str:
-    """The question of a chat: its last message, after what was said before it, if anything was."""
-    *before, last = messages
-    said = "\n".join(f"{message.role}: {message.content}" for message in before)
-    return f"{said}\n\n{last.content}" if said else last.content
-
-
-async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callable[[str], object]) -> None:
-    gateway = Gateway(config)
-    agent.loop = asyncio.get_running_loop()
-    gateway.everyone = agent
-    gateway.start()
-    ready(gateway.address)
-    try:
-        await asyncio.Event().wait()  # until Ctrl-C
-    finally:
-        await gateway.close()

@@ -79,7 +79,8 @@ def launch(processes: int, words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for part in ("", ".agent.server.api"):  # the message here says it
+    # The message here says what they log.
+    for part in ("", ".agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
@@ -96,7 +97,8 @@ def launch(processes: int, words: Sequence[str]) -> int:
         return 130
     except ChildFailedError as error:
         failed, first = error.get_first_failure()
-        if failed == 0 and first.exitcode > 0:  # it has said why
+        # It has said why.
+        if failed == 0 and first.exitcode > 0:
             return first.exitcode
         how = f"with exit code {first.exitcode}" if first.exitcode > 0 else f"by {first.signal_name()}"
         raise TrainingError(
@@ -135,18 +137,24 @@ def joined(build: Build) -> Iterator[None]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     if rank():
-        with suppress(ValueError):  # outside the main thread there are no signals to ignore
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends the others
+        # Ctrl-C is rank 0's, which ends the others. Outside the main thread there are no signals to ignore.
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         learner: Any = build.policy.learner
         try:
             learner.serve()
-        except MidstreamError:  # another rank is lost; rank 0 and torchrun report it
-            time.sleep(1)  # so that torchrun finds the rank that ended first
+        except MidstreamError:
+            # Another rank is lost; rank 0 and torchrun report it, torchrun the one that ended first.
+            time.sleep(1)
             sys.exit(1)
         dist.destroy_process_group()
         sys.exit(0)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt("stopped together with the other processes of the run")
+
     with suppress(ValueError):
-        signal.signal(signal.SIGTERM, _stopped)
+        signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except MidstreamError as error:
@@ -154,11 +162,8 @@ def joined(build: Build) -> Iterator[None]:
             build.policy.learner.announce("")  # type: ignore[attr-defined]
         raise
     finally:
+        # Or it interrupts what cleans up as Python exits.
         with suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or it interrupts what cleans up as Python exits
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     build.policy.learner.announce("")  # type: ignore[attr-defined]
     dist.destroy_process_group()
-
-
-def _stopped(*_: object) -> None:
-    raise KeyboardInterrupt("stopped together with the other processes of the run")

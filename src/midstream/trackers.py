@@ -61,7 +61,8 @@ class Tracker(Protocol):
 
 Track = str | Tracker | type[Tracker] | Sequence[str | Tracker | type[Tracker]]
 _FINISH_S = 60.0  # to send what is waiting when the run ends
-_UNFIT = re.compile(r"[^\w.-]+")  # MLflow takes these characters, the others more
+# MLflow takes these characters, the others more.
+_UNFIT = re.compile(r"[^\w.-]+")
 
 
 class Logged(NamedTuple):
@@ -118,10 +119,22 @@ def trackers_of(track: Track) -> list[tuple[str, Tracker]]:
     Raises `UsageError` for an unknown name, and for an object that is not a tracker.
     """
     found: dict[str, Tracker] = {}
+    points = {point.name: point for point in entry_points(group="midstream.trackers")}
     if isinstance(track, str):
         track = [name.strip() for name in track.split(",")]
     for named in track if isinstance(track, Sequence) else [track]:
-        made: Any = _named(named) if isinstance(named, str) else named
+        made: Any = named
+        if isinstance(named, str) and named in points:
+            made = points[named].load()
+        elif isinstance(named, str):
+            if not is_reference(named):
+                known = f"{did_you_mean(named, points)}installed are: {', '.join(points) or 'none'}"
+                raise UsageError(
+                    f"no installed package has a tracker {named!r}",
+                    code="unknown-type",
+                    fix=f"{known}; or write one: docs/tracking.md",
+                )
+            made = load(named)
         try:
             made = made() if isinstance(made, type) else made
         except TypeError as error:
@@ -133,20 +146,6 @@ def trackers_of(track: Track) -> list[tuple[str, Tracker]]:
         name = type(made).__name__.lower()
         found[f"{name}-{len(found) + 1}" if name in found else name] = made
     return list(found.items())
-
-
-def _named(name: str) -> Any:
-    """The object of an installed package's entry point, or behind a reference."""
-    points = {point.name: point for point in entry_points(group="midstream.trackers")}
-    if name in points:
-        return points[name].load()
-    if is_reference(name):
-        return load(name)
-    raise UsageError(
-        f"no installed package has a tracker {name!r}",
-        code="unknown-type",
-        fix=f"{did_you_mean(name, points)}installed are: {', '.join(points) or 'none'}; or write one: docs/tracking.md",
-    )
 
 
 @contextmanager
@@ -203,7 +202,8 @@ class _Feed(threading.Thread):
     """
 
     def __init__(self, name: str, tracker: Tracker, about: Mapping[str, object], kept: Path) -> None:
-        super().__init__(name=name, daemon=True)  # a tracker that hangs must not keep the process from ending
+        # A tracker that hangs must not keep the process from ending.
+        super().__init__(name=name, daemon=True)
         self.tracker, self.about, self.kept = tracker, about, kept
         self.failure = ""  # why it is off
         self.waiting: queue.SimpleQueue[Logged | str] = queue.SimpleQueue()  # what to log, then the run's status
@@ -217,8 +217,9 @@ class _Feed(threading.Thread):
             record = {"id": self.tracker.start({**self.about, "id": before.get("id")}), "steps": steps}
             atomic_write(self.kept, json.dumps(record).encode())
             while isinstance(logged := self.waiting.get(), Logged):
+                # A resumed run repeats the steps after its checkpoint.
                 if logged.step and logged.step <= steps.get(logged.group, 0):
-                    continue  # a resumed run repeats the steps after its checkpoint
+                    continue
                 self.tracker.log(logged.values, logged.step)
                 steps[logged.group] = logged.step
                 atomic_write(self.kept, json.dumps(record).encode())

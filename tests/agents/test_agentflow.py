@@ -32,7 +32,7 @@ from midstream.core.trajectory import (
     Usage,
     Verdict,
 )
-from midstream.engines.scripted import ScriptedEngine
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 QUESTION = "What is the question nobody else may see ?"
 MODULES = ("planner", "executor", "verifier", "generator")

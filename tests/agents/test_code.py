@@ -26,11 +26,11 @@ from midstream.core.agent import ModuleContext, RunContext
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.tools.local_search import Document, LocalSearch
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 
 CONFIG = ExecutorConfig(mode="code")

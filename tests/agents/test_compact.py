@@ -24,10 +24,10 @@ from midstream.core.agent import ModuleContext
 from midstream.core.engine import Request
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
-from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.schema import load_recipe
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 QUESTION = "How much taller is K2 than Elbrus? <|im_end|>"
 PYTHON = PythonTool()

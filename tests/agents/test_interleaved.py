@@ -26,7 +26,7 @@ from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Call, Command, ErrorInfo, Trajectory, Usage, without_clocks
-from midstream.engines.scripted import ScriptedEngine
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.http_engine import engine_for
 from support.interleaved import QUESTION, Shout, Talk, Typist, play
 from support.llm_server import LLMServer

@@ -7,7 +7,7 @@ from midstream.core.events import TurnEvent
 from midstream.core.stream import blocks, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Usage
-from midstream.engines.scripted import ScriptedEngine
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.interleaved import Shout, Talk, play
 
 CALLING = "artist-function-calling"

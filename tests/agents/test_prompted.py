@@ -31,7 +31,7 @@ from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.engines.scripted import ScriptedEngine
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 from support.llm_server import LLMServer
 

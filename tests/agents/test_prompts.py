@@ -16,7 +16,7 @@ from midstream.core.agent import RunContext
 from midstream.core.engine import Request
 from midstream.core.task import Task
 from midstream.core.tool import Tool, ToolResult
-from midstream.engines.scripted import ScriptedEngine
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 PAGE = Path(__file__).parent / "prompts.md"
 HEAD = """# One run, prompt by prompt

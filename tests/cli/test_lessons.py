@@ -507,7 +507,7 @@ def test_a_vote_on_a_run_with_a_file_of_its_own_goes_there(lesson_set, tmp_path,
     place = tmp_path / "own.sqlite"
     run = write_run(tmp_path / "run", versions=(LessonSet(), PROVEN))
     record = json.loads(run.info_path.read_text())
-    record["resolved"]["lessons"]["feedback"] = {"votes": str(place)}
+    record["resolved"]["lessons"]["feedback"] = str(place)
     run.info_path.write_text(json.dumps(record))
     assert json.loads(lesson_set("vote", run.root, "L2", "for", "--json")[1])["votes"] == str(place)
     assert not (tmp_path / ".midstream").exists()

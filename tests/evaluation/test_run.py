@@ -14,11 +14,11 @@ from midstream.core.errors import EngineError
 from midstream.core.metrics import EvaluationResult, FamilyResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
-from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, Group, RolloutConfig
-from support.evaluations import summarize
+from support.evaluations import evaluate, summarize
 from support.marked_streams import Output, stream
 
 CHOSEN = SetConfig(name="held out", split="test")

@@ -74,12 +74,12 @@ def test_a_set_of_malformed_turns_alone_ends_with_a_warning(directory):
             calls = (Call(role="planner", completion="I call x."),)
             return found.model_copy(update={"turns": (Turn(index=1, calls=calls, action=action),)})
 
-    notes: list[str] = []
+    events: list[RunEvent] = []
     for step, well_formed in enumerate(("2", "")):
         store = JournalStore(directory.results_path)
-        asyncio.run(evaluate_set(directory, of(Babbling(name=well_formed), step=step), store, note=notes.append))
+        asyncio.run(evaluate_set(directory, of(Babbling(name=well_formed), step=step), store, events.append))
         store.close()
-    [note] = notes
+    [note] = [event.text for event in events if isinstance(event, Note)]
     assert note.endswith(f"midstream show {directory.root} {TASKS[0].id}#0")
     assert "'I call x.'" in note
 

@@ -201,7 +201,7 @@ def test_a_command_and_objects_are_tables_that_name_them():
         async def sample(self, request):
             raise NotImplementedError
 
-    agent = ms.agent(["sh", "agent.sh"], model="ollama/m")
+    agent = ms.OwnAgent(["sh", "agent.sh"], model="ollama/m")
     assert agent.table()["agent"] == {"type": "command", "command": ["sh", "agent.sh"], "engine": "model"}
     engine, tool = Scripted(), ms.tool(double)
     changed = ms.Interleaved(model=engine, tools=[tool]).table()

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
-from midstream.lessons.commit import History, read_lessons
+from midstream.lessons.access import read
+from midstream.lessons.commit import History
 from midstream.lessons.editing import edited, from_json, to_draft, to_json
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet, proven
 from midstream.lessons.operations import Rules
-from midstream.lessons.similarity import ngram_similarity
 from support.errors import raises
 from support.lesson_sets import MODULES, lesson_sets
 
@@ -40,15 +40,15 @@ def test_a_file_whose_prompts_were_changed_by_hand_is_no_longer_proven(old: str,
 
 def test_a_file_of_a_windows_editor_is_read(tmp_path):
     (tmp_path / "a.json").write_text(to_json(LESSONS), encoding="utf-8-sig")
-    assert read_lessons(tmp_path / "a.json") == LESSONS
+    assert read(tmp_path / "a.json") == LESSONS
 
 
 def test_a_lesson_set_is_read_from_every_place(tmp_path):
     run = tmp_path / "run"
     History(run / "lessons").add(LESSONS, by="start")
-    assert read_lessons(run) == LESSONS
-    assert read_lessons(run / "lessons") == LESSONS
-    assert read_lessons(run / "lessons" / "lessons.json") == LESSONS
+    assert read(run) == LESSONS
+    assert read(run / "lessons") == LESSONS
+    assert read(run / "lessons" / "lessons.json") == LESSONS
 
 
 def test_a_place_without_a_lesson_set_is_named(tmp_path):
@@ -56,7 +56,7 @@ def test_a_place_without_a_lesson_set_is_named(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xff\xfe")
     for path, code in (("none", "file-not-found"), ("empty", "no-lessons"), ("a.json", "file-unreadable")):
         with pytest.raises(RunError) as caught:
-            read_lessons(tmp_path / path)
+            read(tmp_path / path)
         assert caught.value.code == code
         assert str(tmp_path / path) in caught.value.what
 
@@ -72,7 +72,7 @@ def test_a_place_without_a_lesson_set_is_named(tmp_path):
 def test_a_file_that_holds_no_lesson_set_says_where(tmp_path, name: str, text: str, message: str):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError) as caught:
-        read_lessons(tmp_path / name)
+        read(tmp_path / name)
     assert caught.value.code == "lessons-text-invalid"
     assert message in caught.value.what
     assert name in caught.value.what
@@ -88,7 +88,7 @@ def test_json_that_is_no_lesson_set_is_refused(text):
 
 # --- a person's edit --------------------------------------------------------------------------------------------------
 
-RULES = Rules(modules=MODULES, lesson_tokens=20, similarity=ngram_similarity, threshold=0.85)
+RULES = Rules(modules=MODULES, lesson_tokens=20, repeats=False)
 EDITED = LessonSet(
     lessons=(
         Lesson(id="L1", text="Look first.", used=3),

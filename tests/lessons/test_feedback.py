@@ -20,16 +20,12 @@ from midstream.core.errors import RunError, UsageError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import read_updates
-from midstream.lessons.feedback import HELD_BACK, FilteredAgent, Vote, VoteDecision, VoteFile, read_votes
+from midstream.lessons.feedback import HELD_BACK, FilteredAgent, Vote, VoteFile, read_votes, vote_guard
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.settings import EmbeddingConfig, FeedbackConfig
-from midstream.lessons.similarity import ngram_similarity
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
-from support.api_server import ApiServer
-from support.embeddings_server import EmbeddingsServer
 from support.errors import coded
 from support.lesson_sessions import SMALL, die, differences, killed_after, learn
 from support.rollouts import StubReward
@@ -48,7 +44,7 @@ def of_runs(count: int, value: Value = "against", text: str = BAD) -> list[Vote]
 
 
 def held_back(votes: Sequence[Vote], text: str = BAD, near: float = 0.85) -> bool:
-    reason = VoteDecision(votes=votes, similarity=ngram_similarity, near=near).refusal(text)
+    reason = vote_guard(votes, near)(text)
     assert reason is None or reason.startswith(HELD_BACK)
     return reason is not None
 
@@ -93,7 +89,7 @@ def test_votes_on_other_claims_do_not_count():
 
 def test_the_reason_names_the_nearest_votes_first():
     votes = [*of_runs(1, text=f"Remember: {BAD}"), *(vote(run=f"/{name}") for name in "abc"), *of_runs(2, "for")]
-    reason = VoteDecision(votes=votes, similarity=ngram_similarity, near=0.5).refusal(BAD)
+    reason = vote_guard(votes, 0.5)(BAD)
     assert reason is not None
     assert reason.count(f"'{BAD}' (1.00)") == 3
     assert "Remember" not in reason
@@ -109,8 +105,7 @@ some_votes = st.lists(st.builds(vote, texts, values, run=st.integers(0, 30).map(
 @given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), st.randoms())
 def test_the_order_of_votes_does_not_matter(votes, text, near, chance: random.Random):
     shuffled = chance.sample(votes, len(votes))
-    decisions = [VoteDecision(votes=each, similarity=ngram_similarity, near=near) for each in (votes, shuffled)]
-    assert decisions[0].refusal(text) == decisions[1].refusal(text)
+    assert vote_guard(votes, near)(text) == vote_guard(shuffled, near)(text)
 
 
 @given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), texts)
@@ -185,7 +180,7 @@ def test_an_update_that_is_repeated_reads_the_votes_it_began_with(tmp_path, vote
 
 
 def settings(path: Path) -> dict[str, str]:
-    return {"lessons.feedback.votes": f'"{path}"'}
+    return {"lessons.feedback": f'"{path}"'}
 
 
 def essence(path: Path) -> list[tuple[str, str, str, int]]:
@@ -271,9 +266,9 @@ def test_a_killed_update_votes_once_and_by_the_votes_it_began_with(voted, tmp_pa
 def test_a_run_that_is_resumed_elsewhere_keeps_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Build(load_recipe("lessons-simulated", ["lessons.feedback=.midstream/votes.sqlite"])) as build:
-        assert build.resolved["lessons"]["feedback"]["votes"] == str(tmp_path / ".midstream/votes.sqlite")
+        assert build.resolved["lessons"]["feedback"] == str(tmp_path / ".midstream/votes.sqlite")
         assert parse_recipe(build.resolved).lessons == build.recipe.lessons.model_copy(
-            update={"feedback": FeedbackConfig(votes=tmp_path / ".midstream/votes.sqlite")}
+            update={"feedback": tmp_path / ".midstream/votes.sqlite"}
         )
 
 
@@ -294,66 +289,27 @@ class Writer:
     async def close(self) -> None: ...
 
 
-def filtered(answer: str | None, config: FeedbackConfig) -> Trajectory:
-    return asyncio.run(FilteredAgent(Writer(answer), config).run(Task(id="t", question="?", answer=""), RunContext()))
+def filtered(answer: str | None, votes: Path) -> Trajectory:
+    return asyncio.run(FilteredAgent(Writer(answer), votes).run(Task(id="t", question="?", answer=""), RunContext()))
 
 
 def test_an_answer_near_three_votes_against_is_held_back_and_kept(tmp_path, votes_at):
     votes_at(votes=of_runs(3))
-    config = FeedbackConfig.model_validate(str(tmp_path / "votes.sqlite"))
-    found = filtered(BAD, config)
+    found = filtered(BAD, tmp_path / "votes.sqlite")
     assert (found.answer, found.final, found.stop_reason, found.status) == (None, BAD, "filtered", "ok")
     assert found.held_back.startswith(HELD_BACK)
     for answer in ("Look it up.", "", None):
-        assert filtered(answer, config) == Trajectory(id="t", task_id="t", answer=answer, stop_reason="answered")
-
-
-def test_answers_are_compared_by_embeddings_and_votes_are_embedded_once(tmp_path, votes_at):
-    votes_at(votes=of_runs(3))
-    with EmbeddingsServer() as server:
-        embedding = EmbeddingConfig(model="small", base_url=server.url)
-        config = FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding)
-        agent = FilteredAgent(Writer(f"{BAD} Really."), config)
-        for _ in range(2):
-            found = asyncio.run(agent.run(Task(id="t", question="?", answer=""), RunContext()))
-            assert found.stop_reason == "filtered"
-        assert [asked.body["input"] for asked in server.asked] == [[BAD], [f"{BAD} Really."], [f"{BAD} Really."]]
-
-
-def test_concurrent_runs_embed_the_votes_once(tmp_path, votes_at):
-    votes_at(votes=of_runs(3))
-    with EmbeddingsServer() as server:
-        embedding = EmbeddingConfig(model="small", base_url=server.url)
-        agent = FilteredAgent(
-            Writer(f"{BAD} Really."), FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding)
-        )
-
-        async def run() -> list[Trajectory]:
-            tasks = [Task(id=str(number), question="?", answer="") for number in range(8)]
-            return await asyncio.gather(*(agent.run(task, RunContext()) for task in tasks))
-
-        assert {found.stop_reason for found in asyncio.run(run())} == {"filtered"}
-        assert [asked.body["input"] for asked in server.asked].count([BAD]) == 1
-        assert len(server.asked) == 9
+        passed = Trajectory(id="t", task_id="t", answer=answer, stop_reason="answered")
+        assert filtered(answer, tmp_path / "votes.sqlite") == passed
 
 
 @pytest.mark.parametrize(("answer", "scored"), [(BAD, 0.0), ("Look it up.", 1.0)])
 def test_a_held_back_answer_loses_the_reward_that_its_agent_gave(tmp_path, votes_at, answer, scored):
     votes_at(votes=of_runs(3))
-    agent = FilteredAgent(Writer(answer, Score(value=1.0)), FeedbackConfig(votes=tmp_path / "votes.sqlite"))
+    agent = FilteredAgent(Writer(answer, Score(value=1.0)), tmp_path / "votes.sqlite")
     environment = Environment(agent=agent, tools=(), engines={}, reward=StubReward())
     [group] = asyncio.run(rollout(environment, [Task(id="t", question="?", answer="4")], seed=0))
     assert group.trajectories[0].reward == Score(value=scored)
-
-
-def test_a_failed_embedding_is_an_error_and_no_answer_of_the_agent(tmp_path, votes_at):
-    votes_at(votes=of_runs(3))
-    with ApiServer(lambda asked: {}, faults=[404]) as server:
-        embedding = EmbeddingConfig(model="small", base_url=server.url)
-        found = filtered(BAD, FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding))
-    assert (found.status, found.reward) == ("error", None)
-    assert found.error is not None
-    assert found.error.type == "EngineError"
 
 
 AGENT = """
@@ -405,7 +361,7 @@ def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
 def test_lessons_that_vote_in_the_file_of_its_filter_is_resumed(tmp_path, votes_at):
     votes_at(votes=of_runs(3))
     path = f'"{tmp_path}/votes.sqlite"'
-    changes = {**SMALL, "agent.filter": path, "lessons.feedback.votes": path, "budget.updates": 1}
+    changes = {**SMALL, "agent.filter": path, "lessons.feedback": path, "budget.updates": 1}
     run = train(
         load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()]), out=tmp_path / "run"
     ).directory

@@ -22,7 +22,7 @@ from pathlib import Path
 from midstream.core.agent import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.commit import History
 from midstream.lessons.ledger import Ledger
@@ -34,6 +34,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
+from support.evaluations import evaluate
 from support.lesson_sessions import learn
 from support.rollouts import TASKS, StubReward
 

@@ -16,7 +16,6 @@ from midstream.lessons.lesson_set import (
     tokens,
 )
 from midstream.lessons.operations import Diff, Operation, OperationOutcome, Rules, applied, diff, screened
-from midstream.lessons.similarity import ngram_similarity
 from support.lesson_sets import MODULES, lesson_sets, marked, operations
 
 PERSON = LessonOrigin(source="person")
@@ -25,8 +24,7 @@ STRICT = Rules(
     modules=MODULES,
     max_tokens=60,
     lesson_tokens=20,
-    similarity=ngram_similarity,
-    threshold=0.85,
+    repeats=False,
     leak=lambda text: "it holds an answer" if "42" in text else None,
 )
 LESSONS = LessonSet(
@@ -45,8 +43,7 @@ all_rules = st.builds(
     modules=st.sampled_from([(), ("planner",), MODULES]),
     max_tokens=st.none() | st.integers(1, 80),
     lesson_tokens=st.none() | st.integers(1, 20),
-    similarity=st.sampled_from([None, ngram_similarity]),
-    threshold=st.just(0.85),
+    repeats=st.booleans(),
     subsets=st.booleans(),
 )
 

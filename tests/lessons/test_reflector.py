@@ -12,13 +12,13 @@ import pytest
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Message, Score, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet
 from midstream.lessons.operations import Operation
 from midstream.lessons.reflector import ROLES, Reflector
 from midstream.lessons.replies import Proposals
 from midstream.rollout import Group
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 from support.reflectors import asked, operations, section, settings
 
@@ -111,7 +111,8 @@ def test_every_operation_says_where_it_came_from():
 
 def test_lessons_from_the_model_are_asked_for_with_the_question_alone():
     engine = ScriptedEngine([operations(ADD)])
-    found = asyncio.run(reflector(engine, lessons_from="model").write(1, "t1", GROUP.task.question, LESSONS))
+    group = Group(task=GROUP.task, trajectories=())
+    found = asyncio.run(reflector(engine, lessons_from="model").contrast(1, group, (), LESSONS, None))
     assert found.value
     assert found.value[0].origin.tasks == ("t1",)
     assert found.value[0].origin.trajectories == ()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from midstream.core.engine import Request
-from midstream.core.errors import EngineError, RecipeError
+from midstream.core.errors import EngineError
 from midstream.core.trajectory import Call, Message, Sampling
-from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.reflector import Reflector, RoleCall
-from midstream.lessons.replies import SUMMARY_SCHEMA, ParsedReply, read_summary
+from midstream.lessons.replies import ParsedReply, read_summary
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.reflectors import settings
 
 PURPOSE = RoleCall("summariser", 1, "t1", 0)
@@ -25,7 +25,7 @@ def ask(
     engine: Any, ledger: Ledger | None = None, *, seed: int = 5, purpose: RoleCall = PURPOSE, **more: Any
 ) -> ParsedReply[str]:
     client = Reflector(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
-    return asyncio.run(client.ask(purpose, MESSAGES, read_summary, SUMMARY_SCHEMA))
+    return asyncio.run(client.ask(purpose, MESSAGES, read_summary))
 
 
 def role(**more: Any) -> dict[str, Any]:
@@ -37,7 +37,6 @@ def test_a_usable_reply_is_the_answer():
     assert ask(engine) == ParsedReply(value="it went well", model="model-x")
     assert engine.requests[0].messages == MESSAGES
     assert engine.requests[0].role == "summariser"
-    assert engine.requests[0].json_schema is None
 
 
 def test_an_unusable_reply_is_shown_to_its_model_with_what_was_wrong():
@@ -63,11 +62,10 @@ def test_what_stays_unusable_is_reported_with_the_last_reply():
     assert len(lost) < 500
 
 
-def test_asks_bounds_the_requests_and_the_last_reply_is_repaired_if_possible():
-    almost = "{'summary': 'it went well',}"
-    engine = ScriptedEngine([almost] * 3)
-    assert ask(engine, reflector=role(asks=2)).value == "it went well"
-    assert len(engine.requests) == 2
+def test_the_last_reply_is_repaired_if_possible():
+    engine = ScriptedEngine(["{'summary': 'it went well',}"] * 3)
+    assert ask(engine).value == "it went well"
+    assert len(engine.requests) == 3
 
 
 def test_a_reply_that_was_cut_off_is_not_repaired_and_reported_as_such():
@@ -75,8 +73,8 @@ def test_a_reply_that_was_cut_off_is_not_repaired_and_reported_as_such():
         async def sample(self, request: Request) -> Call:
             return (await super().sample(request)).model_copy(update={"finish_reason": "length"})
 
-    engine = Cut(["{'summary': 'it went well',}"] * 2)
-    found = ask(engine, reflector=role(asks=2, sampling=Sampling(max_tokens=7)))
+    engine = Cut(["{'summary': 'it went well',}"] * 3)
+    found = ask(engine, reflector=role(sampling=Sampling(max_tokens=7)))
     assert found.value is None
     assert "cut off after max_tokens = 7" in found.flaws[0]
     assert "cut off" in engine.requests[1].messages[-1].content
@@ -84,9 +82,8 @@ def test_a_reply_that_was_cut_off_is_not_repaired_and_reported_as_such():
 
 def test_a_role_has_its_own_settings_where_it_is_named():
     engine = ScriptedEngine([GOOD])
-    ask(engine, summariser=role(sampling=Sampling(temperature=0.1), structured_output=True))
+    ask(engine, summariser=role(sampling=Sampling(temperature=0.1)))
     assert engine.requests[0].sampling.temperature == 0.1
-    assert engine.requests[0].json_schema == SUMMARY_SCHEMA
 
 
 def test_the_model_is_called_as_its_server_calls_it():
@@ -145,7 +142,6 @@ def test_every_answer_is_in_the_ledger_before_it_is_read():
         {"purpose": PURPOSE._replace(rollout=1)},
         {"seed": 6},
         {"reflector": role(sampling=Sampling(temperature=0.2))},
-        {"reflector": role(structured_output=True)},
     ],
 )
 def test_another_request_has_another_key(other: dict[str, Any]):
@@ -163,10 +159,3 @@ def test_an_engine_that_failed_is_no_reply():
     with pytest.raises(EngineError, match="503"):
         ask(ScriptedEngine(fails), ledger)
     assert ask(ScriptedEngine([GOOD]), ledger).value == "it went well"
-
-
-def test_a_role_without_an_engine_is_the_recipes_fault():
-    with pytest.raises(RecipeError) as caught:
-        ask(ScriptedEngine([GOOD]), purpose=PURPOSE._replace(role="critic"))
-    assert caught.value.code == "missing-key"
-    assert "critic" in caught.value.what

@@ -26,10 +26,10 @@ def test_updates_and_their_tasks(limit, made, seen):
 
 
 def test_rollouts_and_requests():
-    one = config(gate={"test_pairs": 30, "bisect_pairs": 40}, critic={"engine": "k", "asks": 1})
+    one = config(gate={"test_pairs": 30, "bisect_pairs": 40}, critic={"engine": "k"})
     assert list(one.most_rollouts(NO_LIMIT).values()) == [60, 6 * 2 * (30 + 30 + 40)]
     asked = {role.role: (role.engine, role.count, role.max_tokens) for role in one.most_requests(NO_LIMIT)}
-    assert asked == {"summariser": ("m", 180, 4096), "critic": ("k", 20, 4096), "merger": ("m", 18, 4096)}
+    assert asked == {"summariser": ("m", 180, 4096), "critic": ("k", 60, 4096), "merger": ("m", 18, 4096)}
 
 
 def test_without_rollouts_and_without_a_gate():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,8 @@ from midstream.lessons.lesson_set import Effect, Lesson, LessonSet
 from midstream.lessons.operations import Operation, applied
 from midstream.lessons.reflector import ROLES
 from midstream.lessons.runner import Match
-from midstream.lessons.settings import EmbeddingConfig, LessonLimits
 from midstream.lessons.update import LessonLearner
 from midstream.rollout import Environment, RolloutConfig
-from support.api_server import ApiServer, Asked
 from support.reflectors import FAILS, SetAnswers, operations, role_engine, settings
 from support.rollouts import TASKS, StubReward
 
@@ -162,27 +159,6 @@ def test_every_task_comes_once_an_epoch_in_an_order_of_its_own():
     orders = [[task.id for _, tasks in batches[i : i + 2] for task in tasks] for i in (0, 2, 4)]
     assert all(sorted(order) == [task.id for task in TASKS] for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
-
-
-def test_what_no_embedding_server_takes_is_not_sent_to_it(monkeypatch):
-    changes = [
-        {"kind": "add", "text": "on and on " * 200},
-        {"kind": "delete", "id": "L1"},
-        {"kind": "add", "text": "x"},
-    ]
-    with ApiServer(apart) as server:
-        rules = LessonLimits(embedding=EmbeddingConfig(model="small", base_url=f"{server.url}/v1"))
-        more = {"proposed": operations(*changes), "limits": rules, "changes_per_group": 3}
-        found = updated(monkeypatch, ["0", "1"], gate(["accepted", "accepted"]), **more)
-    assert [asked.body["input"] for asked in server.asked] == [["x", "look first", "guess"]]
-    assert [lesson.text for lesson in found.lesson_set.lessons] == ["guess", "x"]
-    assert [outcome.refused[:8] for outcome in found.record.proposed] == ["too long", "", ""]
-
-
-def apart(asked: Asked) -> Any:
-    """Vectors in which no text is like another."""
-    texts = asked.body["input"]
-    return {"data": [{"embedding": [float(text == other) for other in texts]} for text in texts]}
 
 
 def test_tools_that_are_worse_in_training_are_so_in_rollouts_alone(monkeypatch):

@@ -12,10 +12,10 @@ from midstream.core.engine import Request
 from midstream.core.errors import BudgetError, EngineError, PromptTooLongError
 from midstream.core.task import Task
 from midstream.core.trajectory import Call
-from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet
 from midstream.lessons.update import Proposal
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.reflectors import FAILS, algorithm, asked, operations, propose, role_engine, section, settings
 from support.rollouts import pause
 

@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from midstream.prefix_tree.forward import use_backend
+from midstream.prefix_tree.attention import use_backend
 from midstream.prefix_tree.support import Choice, choose
 
 SIZES = {

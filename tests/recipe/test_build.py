@@ -201,27 +201,6 @@ CASES = {
         ["engines.mine={type='tiny'}", "training.weights=mine", "learner.lora={rank=2}"],
         "training.weights = 'mine'", "openai_compatible",
     ),
-    "16-bit weights": (
-        "setting-conflict",
-        ["engines.policy={type='transformers_local',model='m',dtype='bfloat16'}"],
-        "dtype = 'bfloat16'", "learner.lora",
-    ),
-    "masters of float32 weights": (
-        "setting-conflict", ["learner.masters=true"], "learner.masters = true", "remove learner.masters",
-    ),
-    "masters of an adapter": (
-        "setting-conflict",
-        [
-            "engines.policy={type='transformers_local',model='m',dtype='bfloat16'}", "learner.masters=true",
-            "learner.lora={rank=2}",
-        ],
-        "learner.masters = true", "remove learner.masters",
-    ),
-    "an adapter's reference": (
-        "setting-conflict",
-        ["engines.policy={type='transformers_local',model='m'}", "learner.offload=reference", "learner.lora={rank=2}"],
-        "learner.offload = 'reference'", "optimizer",
-    ),
     "the clumsy policy's prompts": (
         "setting-conflict",
         ["agent.planner={type='prompted',engine='policy'}"],
@@ -243,11 +222,6 @@ CASES = {
         "evaluation.validation", "",
     ),
 }  # fmt: skip
-
-
-def test_16_bit_weights_are_trained_with_masters(ten_steps):
-    engine = "engines.policy={type='transformers_local',model='m',dtype='bfloat16'}"
-    assert check(recipe(ten_steps, engine, "learner.masters=true"))["learner"]["masters"] is True
 
 
 @pytest.mark.parametrize("case", CASES)

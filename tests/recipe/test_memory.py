@@ -118,7 +118,7 @@ def test_one_case_calculated_by_hand():
 
 def test_what_is_offloaded_takes_nothing_of_the_device():
     shape = SHAPES["Qwen2.5-0.5B"]
-    here = weights_bytes(shape, "bfloat16", LearnerConfig(masters=True, offload="all"))
+    here = weights_bytes(shape, "bfloat16", LearnerConfig(offload=True))
     assert here == {"weights": shape.parameters * 2, "gradient": shape.parameters * 4}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Nothing is read from them: a page and a text for people, made from the other files, and the locks.
-UNPROTECTED = {"report.html", "run.lock", "lessons.lock"}
+UNPROTECTED = {"report.html", "run.lock"}
 Damage = Callable[[random.Random, bytes], bytes | None]
 
 

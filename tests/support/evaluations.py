@@ -9,8 +9,8 @@ from typing import Any
 from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, Turn
-from midstream.evaluation.run import Summary
-from midstream.rollout import Group
+from midstream.evaluation.run import SetEvaluation, Summary, summary_of
+from midstream.rollout import Group, rollout
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info
 from midstream.runs.segments import result_name
@@ -33,6 +33,15 @@ def summarize(groups: Iterable[Group], **identity: Any) -> EvaluationResult:
     for group in groups:
         summary.add(group)
     return summary.result()
+
+
+async def evaluate(work: SetEvaluation) -> tuple[EvaluationResult, list[Trajectory]]:
+    """Run every task `trials` times and count; the trajectories are in the order of the tasks."""
+    summary = summary_of(work)
+    groups = await rollout(work.environment, work.tasks, group_size=work.trials, seed=work.seed)
+    for group in groups:
+        summary.add(group)
+    return summary.result(), [trajectory for group in groups for trajectory in group.trajectories]
 
 
 def evaluated(

@@ -16,12 +16,12 @@ from midstream.core.agent import RunContext
 from midstream.core.engine import Engine, Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.gateway.server import Gateway
 from midstream.gateway.session import AgentSession
 from midstream.gateway.session_agent import CommandSettings
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.rollout import Environment, RolloutConfig, rollout
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 
 class Model(Engine):

@@ -16,6 +16,7 @@ import pytest
 from midstream.core.events import Listener
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.lessons.session import LessonsSession
+from midstream.process import open_budget
 from midstream.recipe.build import Build
 from midstream.recipe.files import to_toml
 from midstream.recipe.lesson_sessions import lessons_parts_of
@@ -108,7 +109,7 @@ def learn(
             run = RunDirectory.create(
                 root, collect_info(recipe.name, recipe.seed, build.resolved), to_toml(build.resolved)
             )
-        with run.lock():
+        with run.lock(), open_budget(run, build.budget):
             return asyncio.run(LessonsSession(parts, run, listener).run())
 
 

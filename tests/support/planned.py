@@ -13,10 +13,10 @@ from midstream.core.source import Dialogues
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.rollout import Environment
 from midstream_worlds.dialogue_reward import DialogueSuccess
 from midstream_worlds.functions import Invocation
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.rollouts import flat, pause, run
 
 Plan = Sequence[Sequence[Invocation]]  # the calls of every user turn

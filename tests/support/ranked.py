@@ -32,18 +32,16 @@ from support.exact import LOSS, model_of, ragged_rows
 STEPS = 10
 FEW = 6  # rows
 CASES = {
-    f"{parallel}-{'lora' if lora else 'full'}-{attention}": (parallel, lora, attention)
-    for parallel, lora, attention in product(("fsdp2", "ddp"), (False, True), ("dense", "rows"))
+    f"{'lora' if lora else 'full'}-{attention}": (lora, attention)
+    for lora, attention in product((False, True), ("dense", "rows"))
 }
 
 
 def learner_of(case: str) -> Any:
     """The learner of this rank, or of one process; every rank calls its methods itself, so rank 0 announces none."""
-    parallel, lora, attention = CASES[case]
+    lora, attention = CASES[case]
     adapter = LoraConfig(rank=4, alpha=8) if lora else None
-    config = LearnerConfig.model_validate(
-        {"parallel": parallel, "lora": adapter, "attention": attention, "chunk_tokens": 60}
-    )
+    config = LearnerConfig.model_validate({"lora": adapter, "attention": attention, "chunk_tokens": 60})
     return learner_with(config, torch.float64)
 
 
@@ -87,7 +85,7 @@ def run(learner: Any, own: Path, one: Path) -> dict[str, Any]:
 
 def masters(out: Path) -> list[tuple[float, float]]:
     """Losses and norms of steps of a bfloat16 model with float32 masters; its weights in `out`."""
-    config = LearnerConfig(masters=True, attention="dense", chunk_tokens=60)
+    config = LearnerConfig(attention="dense", chunk_tokens=60)
     learner = learner_with(config, torch.bfloat16)
     steps = [(learner.forward_backward(ragged_rows(i), LOSS).loss, learner.optimizer_step(1e-3)) for i in range(4)]
     learner.export_weights(out)
@@ -108,7 +106,7 @@ def losses(learner: Any) -> Iterator[float]:
         learner.optimizer_step(1e-2)
 
 
-def join(rank: int, name: str, out: Path, recipe: Path, port: int) -> None:
+def join(rank: int, name: str, out: Path, recipe: str, port: int) -> None:
     """One process of a training run, as torchrun starts it. Rank 0 writes losses, and then the code of its error."""
     ranks, lost = JOINED[name]
     group = {"TORCHELASTIC_RUN_ID": name, "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -116,7 +114,7 @@ def join(rank: int, name: str, out: Path, recipe: Path, port: int) -> None:
     os.environ |= {**group, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     end_with_parent()
     results: list[float | str] = []
-    build = Build(load_recipe(str(recipe), ["learner.parallel=ddp", "learner.threads=1"]))
+    build = Build(load_recipe(recipe, ["learner.threads=1"]))
     if rank == lost:
         RankedLearner.optimizer_step = lambda *_: os._exit(LOST)  # type: ignore[method-assign]
     try:
@@ -129,7 +127,7 @@ def join(rank: int, name: str, out: Path, recipe: Path, port: int) -> None:
     (out / f"{name}.json").write_text(json.dumps(results))
 
 
-def join_all(out: Path, recipe: Path) -> None:
+def join_all(out: Path, recipe: str) -> None:
     context = multiprocessing.get_context("fork")
     exits = {}
     for name, (ranks, _) in JOINED.items():
@@ -177,7 +175,7 @@ def main(out: Path, one: Path, counts: list[int], cases: list[str]) -> None:
         if any(process.exitcode for process in group):
             sys.exit(f"{ranks} ranks: {[process.exitcode for process in group]}")
     if recipe := os.environ.get("MIDSTREAM_RANKED_RECIPE"):
-        join_all(out, Path(recipe))
+        join_all(out, recipe)
 
 
 if __name__ == "__main__":

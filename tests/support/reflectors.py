@@ -14,12 +14,12 @@ from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Trajectory, Turn
-from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner, Proposal
 from midstream.rollout import Environment, RolloutConfig
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.rollouts import StubReward
 
 FAILS = object()

@@ -11,11 +11,11 @@ import pytest
 from midstream.components.component import Sandbox
 from midstream.core.errors import RecipeError, SandboxError, ToolServerError
 from midstream.core.tool import Tool, ToolResult
-from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.sandbox.tiers import choose
 from midstream.tools.python import CODER_TIMEOUT_S, PythonCoder, PythonConfig, PythonTool
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 from support.llm_server import LLMServer, prompt_of
 from support.sandboxes import sandbox

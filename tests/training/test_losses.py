@@ -269,7 +269,6 @@ def test_the_defaults_are_the_papers():
         "kl_coefficient": 0.001,
         "kl_kind": "k3",
         "aggregation": "trajectory-turn-token",
-        "horizon": None,
         "type": None,
     }
 

@@ -30,9 +30,8 @@ BROADCAST = next(case for case in CASES if case["kind"] == "flow_grpo_broadcast"
 
 def built(groups, *, role="planner", seed=0, loss=None, **settings):
     """`build_rows` with some settings of the recipe changed."""
-    for name in ("aggregation", "horizon"):
-        if name in settings:
-            loss = {**(loss or {}), name: settings.pop(name)}
+    if "aggregation" in settings:
+        loss = {**(loss or {}), "aggregation": settings.pop("aggregation")}
     return build_rows(groups, TrainingConfig(loss=PolicyLoss(**(loss or {})), **settings), role=role, seed=seed)
 
 
@@ -507,12 +506,6 @@ def test_a_call_that_continues_another_is_a_turn_of_equation_5_unless_calls_are_
 def test_weights_of_a_stream_count_sampled_tokens_alone(mode, expected):
     group = stream("a", 1.0, (0, 3), (4, 2), (5, 1)), stream("b", 0.0, (0, 2))
     assert [row.weight for row in build(*group, aggregation=mode).rows] == pytest.approx(expected)
-
-
-def test_a_horizon_of_the_recipes_replaces_the_calls_own():
-    group = stream("a", 1.0, (0, 3)), stream("b", 0.0, (0, 2))
-    batch = build(*group, aggregation="seq-mean-token-sum-norm", horizon=100)
-    assert [row.weight for row in batch.rows] == pytest.approx([1 / 200] * 2)
 
 
 def test_a_call_without_ids_in_a_stream_is_read_and_not_learnt():

@@ -25,8 +25,7 @@ from midstream.runs.segments import Segments
 from midstream.training import flow_grpo, learner
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
-from midstream.training.session import TrainingSession, load_policy
-from midstream.training.sharing import WARN_BELOW
+from midstream.training.session import WARN_BELOW, TrainingSession, load_policy
 from support.errors import raises
 from support.killed_training import differences
 from support.pages import found
@@ -204,19 +203,19 @@ def test_rows_that_share_little_are_reported_once_however_often_the_run_is_inter
     said = capsys.readouterr().err
     # Nor does the untrained planner write anything that the agent can read.
     assert said.count("warning: ") - said.count("are malformed") == 1
-    assert said.count("first differ in what the policy wrote") == 1
+    assert said.count("tokens for each unique one") == 1
     metrics = RunDirectory.open(tmp_path / "whole").metrics.read()
     low = [one.step for one in metrics if one.sharing < WARN_BELOW]
     assert len(low) > 1, "the test needs another step that could warn"
     assert [one.step for one in metrics if one.warnings] == low[:1]
     interrupt(monkeypatch, FlowGRPO, "step", 4)
     assert train(ten_steps, tmp_path / "interrupted", *LITTLE_SHARED) == 130
-    assert "first differ" in capsys.readouterr().err
+    assert "tokens for each unique one" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "interrupted"), "--quiet"]) == 0
-    assert "first differ" not in capsys.readouterr().err
+    assert "tokens for each unique one" not in capsys.readouterr().err
     assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
     page = run_page(RunDirectory(tmp_path / "whole"))
-    assert any(block["text"].startswith("Step ") for block in found(page, "text") if block["tone"] == "warning")
+    assert any(block["text"].startswith("Step ") for block in found(page, "text") if block["tone"] == "warn")
 
 
 def test_a_model_that_cannot_share_prefixes_is_reported_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):

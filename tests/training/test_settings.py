@@ -43,7 +43,7 @@ def test_a_recipes_loss_is_trls_or_is_refused(given, expected):
     own = {name: given[name] for name in ("clip_low", "clip_high")}
     table = {
         "variant": variant,
-        "loss": {"kl_coefficient": given["beta"], "horizon": given["max_completion_length"]},
+        "loss": {"kl_coefficient": given["beta"]},
     }
     if variant in ("gspo", "sapo"):
         with raises("unknown-type", variant):
@@ -55,7 +55,8 @@ def test_a_recipes_loss_is_trls_or_is_refused(given, expected):
     logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
     chosen = (mask if given["tool_mask"] is None else mask * f64(given["tool_mask"])) > 0
     lengths = chosen.sum(-1)
-    weights = f64(row_weights(lengths.tolist(), loss.aggregation, horizon=loss.horizon)).repeat_interleave(lengths)
+    weights = row_weights(lengths.tolist(), loss.aggregation, horizon=given["max_completion_length"])
+    weights = f64(weights).repeat_interleave(lengths)
     old, reference = (f64(given[name])[chosen] for name in ("old_logprob", "ref_logprob"))
     advantages = f64(given["sequence_advantages"]).repeat_interleave(lengths)
     total = loss.per_token(logprobs[chosen], old, reference, advantages, weights, weights).loss.sum()
@@ -93,7 +94,6 @@ def test_cispo_bounds_the_weight_and_keeps_every_tokens_gradient():
     result.loss.sum().backward()
     close(logprobs.grad, [-1.0, -5.0, 5.0, -2 * f64(-0.5).exp().item()])
     assert result.clipped.tolist() == [False, True, True, False]
-    assert not loss.is_plain
 
 
 def test_what_a_policy_writes_in_one_stream_is_one_turn_and_a_planners_calls_are_one_each():
@@ -157,7 +157,6 @@ def test_a_setting_in_another_place_is_named_with_its_own(override, road):
         ("training.overlong={limit=10,buffer=11}", "buffer 11 exceeds limit 10"),
         ("training.resample_uniform=-1", "training.resample_uniform = -1"),
         ("training.baseline=median", "training.baseline = 'median'"),
-        ("training.loss.horizon=0", "training.loss.horizon = 0"),
     ],
 )
 def test_impossible_settings_are_named(override, value):

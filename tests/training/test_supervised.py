@@ -24,7 +24,7 @@ from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, rollout
 from midstream.training.learner import LocalLearner
 from midstream.training.protocols import Row
-from midstream.training.settings import SupervisedConfig, WarmStartConfig
+from midstream.training.settings import ImitationConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.training.transcripts import supervised_row
 from midstream_worlds.planning.scripted import ScriptedPlanner
@@ -197,7 +197,7 @@ def test_a_share_of_updates_is_on_random_tokens_said_twice(make_build, monkeypat
 def collected(make_build, *, overrides=(), lessons=0.0, **changes):
     build = make_build("warm_start.policy={sense=0.7,malformed=0.2}", *overrides)
     parts = parts_of(build)
-    config = SupervisedConfig(transcripts=40, **changes)
+    config = ImitationConfig(transcripts=40, **changes)
 
     async def play():
         teacher = parts.make_environment(planner=parts.teacher)
@@ -265,7 +265,7 @@ def test_a_stream_is_one_row_whose_tool_output_is_not_learnt(make_build):
     parts = parts_of(make_build())
     agent = InterleavedLoop(policy=Adder(), template=load_template("tiny"), config=StreamConfig())
     environment = Environment(agent=agent, tools=[Shout()], engines={}, reward=NoReward())
-    config = SupervisedConfig(transcripts=3)
+    config = ImitationConfig(transcripts=3)
     rows = asyncio.run(collect(environment, parts.source, parts.student, config, 1, lambda text: None))
     assert len(rows) == 3
     codec = parts.student.codec
@@ -309,7 +309,7 @@ def test_transcripts_of_a_chat_model_are_encoded_as_the_student_would_be_asked(t
     with Build(load_recipe("flow-grpo-lora", overrides)) as build:
         parts = parts_of(build)
         environment = parts.make_environment(planner=parts.training.supervised.planner)
-        config = SupervisedConfig(transcripts=3)
+        config = ImitationConfig(transcripts=3)
 
         async def play():
             rows = await collect(environment, parts.source, parts.student, config, 1, lambda text: None)

@@ -167,7 +167,7 @@ def test_a_file_gives_a_row_a_line(student, tmp_path):
         ('{"messages": [{"role": "user", "content": "a"}], "prompt": "a"}', "give `messages` or"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "the last message is not the assistant's"),
         ('{"prompt": "a"}', "the last message is not the assistant's"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "the first message is the assistant's"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "does not answer"),
         (
             '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}',
             "the assistant says nothing",
@@ -175,7 +175,7 @@ def test_a_file_gives_a_row_a_line(student, tmp_path):
         (
             '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, '
             '{"role": "assistant", "content": "c"}]}',
-            "two messages of the assistant",
+            "does not answer",
         ),
         ('{"messages": [{"role": "bot", "content": "a"}]}', r"messages\.0\.role: .*'assistant'"),
         ('{"messages": [{"role": "user"}]}', r"messages\.0\.content: Field required"),

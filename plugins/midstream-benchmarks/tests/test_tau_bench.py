@@ -17,11 +17,11 @@ from midstream.core.json_schema import schema_error
 from midstream.core.source import Dialogues
 from midstream.core.task import Task
 from midstream.core.tool import Tool
-from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream_benchmarks.tau_bench import STOP, TauBench, TauBenchConfig, TauDialogue
 from midstream_worlds.functions import Invocation
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 from support.planned import isolated, played, replies, shuffled, spoken
 from tau_clone import write_clone

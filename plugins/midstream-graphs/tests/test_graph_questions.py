@@ -251,10 +251,10 @@ def test_two_hundred_questions_are_answered_by_the_right_algorithm(files):
         answering("graphqa-prompted", base_url=server.base_url, model="m", overrides=changes) as (
             environment,
             run,
-            seed,
+            build,
         ),
     ):
-        groups = run(rollout(environment, tasks, seed=seed))
+        groups = run(rollout(environment, tasks, seed=build.recipe.seed))
     found = [group.trajectories[0] for group in groups]
     assert [trajectory.error for trajectory in found if trajectory.error] == []
     for (question, algorithm, answer), trajectory in zip(asked, found, strict=True):

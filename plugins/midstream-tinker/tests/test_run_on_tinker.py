@@ -137,7 +137,7 @@ def test_what_a_server_cannot_train_is_refused(model, capsys):
 
     assert "error[temperature-unsupported]" in refusal("agentflow-7b")
     assert "error[not-trainable]" in refusal("flow-grpo-tiny")
-    assert "the server decides offload" in refusal("flow-grpo-lora", "--set", "learner.offload=all", "--set", AT_ONE)
+    assert "the server decides offload" in refusal("flow-grpo-lora", "--set", "learner.offload=true", "--set", AT_ONE)
     one_type = ["--set", "engines.policy.type=tinker", "--set", f"engines.policy.model={model}", "--set", AT_ONE]
     assert main(["train", "flow-grpo-lora", "--dry-run", *one_type]) == 2
     assert "error[setting-conflict]: learner.type = 'local'" in capsys.readouterr().err

@@ -109,8 +109,8 @@ def learner_at(url, directory):
 
 def local_from(adapter, directory):
     """A learner in this process that starts from an adapter that the server exported."""
-    model, _ = load_model(str(directory), "float32", "cpu", adapter=adapter, trainable=True)
-    assert isinstance(model, PeftModel)
+    base, _ = load_model(str(directory), "float32", "cpu")
+    model: Any = PeftModel.from_pretrained(base, str(adapter), is_trainable=True).eval()
     # SkyRL computes query, key and value at once, and gate and up: their adapters have one A in common.
     layers: Any = model.base_model.model.model.layers
     for layer in layers:

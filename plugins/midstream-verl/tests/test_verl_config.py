@@ -57,7 +57,7 @@ def test_offload_and_masters_are_those_of_verl():
     found = settings(
         changed_recipe(
             "agentflow-7b", engine="verl",
-            overrides=["learner.offload=all", "learner.masters=true", "engines.policy.dtype=bfloat16"],
+            overrides=["learner.offload=true", "engines.policy.dtype=bfloat16"],
         ),
         Path("/runs/mine"),
         "Qwen/Qwen2.5-7B-Instruct",

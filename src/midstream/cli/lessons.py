@@ -20,12 +20,11 @@ from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.lessons.access import EditableLessons, cast_vote, editable_lessons, history, read, votes_path
-from midstream.lessons.commit import read_lessons
 from midstream.lessons.editing import edited, to_draft, to_json
 from midstream.lessons.feedback import read_votes
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
-from midstream.lessons.settings import FeedbackConfig
+from midstream.lessons.settings import VOTES
 from midstream.recipe.check import check
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
@@ -85,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     vote.add_argument("value", choices=("for", "against"))
     text = "the votes of people and of the gate that count"
     votes = action("votes", list_votes, text, "of the project of this run", "RUN")
-    text = f"file of votes (default: the run's, {FeedbackConfig().votes})"
+    text = f"file of votes (default: the run's, {VOTES})"
     for made in (vote, votes):
         made.add_argument("--project", type=Path, metavar="FILE", help=text)
 
@@ -112,7 +111,7 @@ def list_versions(options: argparse.Namespace) -> int:
         raise _no_versions(path)
     found = history(path).all()
     if not found:
-        read_lessons(path)  # raises: there is no lesson set
+        read(path)  # raises: there is no lesson set
     record = [version.model_dump(mode="json", exclude={"lesson_set"}) for version in found]
     return shared.show(options, record, [versions_table(found)])
 

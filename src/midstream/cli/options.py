@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--nproc": {
         "type": parse_count, "default": 1, "metavar": "N",
-        "help": "train in N processes, as many as there are GPUs (learner.parallel)",
+        "help": "train in N processes, as many as there are GPUs",
     },
     "--engine": {
         "type": parse_learner, "metavar": "NAME",

@@ -34,7 +34,7 @@ EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
 # Settings that are paths of what is read: midstream's, and by their names those of a component of your own.
-PATHS = frozenset("path file prompt_file index lessons start adapter cwd filter votes files".split())
+PATHS = frozenset("path file prompt_file index lessons start adapter cwd filter feedback files".split())
 _OWN_PATH = re.compile(r"lessons|(?:\w+_)?(?:path|file)")
 TRUST = "MIDSTREAM_TRUST"
 _live: dict[str, object] = {}  # by reference, the objects that this process handed over

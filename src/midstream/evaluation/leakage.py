@@ -19,7 +19,8 @@ from midstream.runs import RunDirectory
 from midstream.runs.info import Learned
 
 ALIKE = 0.9  # of the words of one side that stand on the other
-FEWEST_WORDS = 5  # a shorter question and a good query for it are the same words
+# A shorter question and a good query for it are the same words.
+FEWEST_WORDS = 5
 STOP_WORDS = frozenset(
     "and are as at be by did do does for from had has have how in is it its of on or that this to was were what when "
     "where which who whom whose why will with".split()  # words: allow

@@ -22,7 +22,8 @@ from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.evaluation.estimates import Interval, bootstrap, t_interval, t_quantile, value
 
 Verdict = Literal["better", "worse", "no evidence of a difference", "the same"]
-_EQUAL = 1e-9  # means of trials carry rounding errors
+# Means of trials carry rounding errors.
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,11 +112,8 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
     ours, theirs = _by_task(first), _by_task(other)
     shared = [task for task in ours if task in theirs]
     if not shared:
-        raise UsageError(
-            f"{first.name} and {other.name} have no task of {first.result.set_name!r} in common",
-            code="not-comparable",
-            fix="evaluate both on the same set with the same seed",
-        )
+        what = f"{first.name} and {other.name} have no task of {first.result.set_name!r} in common"
+        raise UsageError(what, code="not-comparable", fix="evaluate both on the same set with the same seed")
     pairs = []
     for task in shared:
         one, two = ours[task], theirs[task]
@@ -131,11 +129,8 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         if sides[0] is not None and sides[1] is not None:
             pairs.append(Pair(task_id=task, question=one.question, gold=one.gold, first=sides[0], other=sides[1]))
     if not pairs:
-        raise UsageError(
-            f"no task of {first.result.set_name!r} has a result in both {first.name} and {other.name}",
-            code="no-results",
-            fix="run those again: midstream resume DIR --retry-errors",
-        )
+        what = f"no task of {first.result.set_name!r} has a result in both {first.name} and {other.name}"
+        raise UsageError(what, code="no-results", fix="run those again: midstream resume DIR --retry-errors")
     differences, level = [pair.difference for pair in pairs], 1 - 0.05 / comparisons
     # Equal answers alone do not make two agents the same: every turn has to be equal.
     same = all(ours[task] == theirs[task] for task in shared)
@@ -174,11 +169,8 @@ def check_rewards(results: Sequence[tuple[str, EvaluationResult]]) -> None:
     for other, result in others:
         if (result.metric, result.judged) != (head.metric, head.judged):
             ours, theirs = (each.metric + ", a model," * each.judged for each in (head, result))
-            raise UsageError(
-                f"{head.set_name!r} was scored by {ours} in {first} and by {theirs} in {other}",
-                code="not-comparable",
-                fix="evaluate both with the same reward",
-            )
+            what = f"{head.set_name!r} was scored by {ours} in {first} and by {theirs} in {other}"
+            raise UsageError(what, code="not-comparable", fix="evaluate both with the same reward")
 
 
 def difference_interval(differences: Sequence[float], error: float = 0.05) -> Interval:

@@ -1,4 +1,4 @@
-"""Run an agent on a fixed set of tasks, and sum up its trajectories as numbers."""
+"""Evaluations of an agent on a fixed set of tasks, and the numbers that sum up its trajectories."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from midstream.core.metrics import EvaluationResult, FamilyResult, Tally, tools_
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task, task_keys
-from midstream.core.trajectory import ErrorInfo, Trajectory
+from midstream.core.trajectory import ErrorInfo, Trajectory, usage_of
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
 from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, sampling_name
 from midstream.rewards.composite import PerTask
-from midstream.rollout import Environment, Group, rollout
+from midstream.rollout import Environment, Group
 from midstream.runs.segments import result_name
 
 RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
@@ -52,7 +52,8 @@ class SetEvaluation:
     step: int | None = None
     trials: int = 1
     numbered: bool = True
-    learned: str = ""  # why the policy knows these tasks: its result is no evidence of what it can do on new ones
+    # Why the policy knows these tasks: its result is no evidence of what it can do on new ones.
+    learned: str = ""
 
     @property
     def name(self) -> str:
@@ -97,30 +98,15 @@ def separate_learned(evaluations: Sequence[SetEvaluation], learned: Mapping[str,
     """
     found: list[SetEvaluation] = []
     for part in evaluations:
-        reasons: dict[str, str] = {}
-        for task in part.tasks:
-            for key in sorted(task_keys(task.id, task.question) & learned.keys()):
-                reasons[task.id] = learned[key]
+        keys = {task.id: sorted(task_keys(task.id, task.question) & learned.keys()) for task in part.tasks}
+        reasons = {name: learned[known[-1]] for name, known in keys.items() if known}
         if new := [task for task in part.tasks if task.id not in reasons]:
             found.append(replace(part, tasks=new))
-        if reasons:
-            known = [task for task in part.tasks if task.id in reasons]
+        if known := [task for task in part.tasks if task.id in reasons]:
             chosen = part.chosen.model_copy(update={"name": f"{part.chosen.name}-learned"})
             why = ", ".join(dict.fromkeys(reasons.values()))
             found.append(replace(part, chosen=chosen, tasks=known, learned=why))
     return found
-
-
-async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Trajectory]]:
-    """Run every task `trials` times and count; all trajectories, in memory, are in the order of the tasks.
-
-    `evaluation.session.evaluate_set` does the same in a run directory, with one group at a time in memory.
-    """
-    summary = summary_of(evaluation)
-    groups = await rollout(evaluation.environment, evaluation.tasks, group_size=evaluation.trials, seed=evaluation.seed)
-    for group in groups:
-        summary.add(group)
-    return summary.result(), [trajectory for group in groups for trajectory in group.trajectories]
 
 
 def metric_of(evaluation: SetEvaluation) -> str:
@@ -193,36 +179,31 @@ class Summary:
         success, turns = self._families.setdefault(group.task.family, ([], []))
         success.append(self._values[-1])
         turns += [len(trial.turns) for trial in trials]
+        self.trajectories += len(trials)
+        self.errors += len(trials) - len(with_result)
         for trial in trials:
-            self._add_trial(trial)
-
-    def _add_trial(self, trial: Trajectory) -> None:
-        self.trajectories += 1
-        if trial.error:
-            self.first_error = self.first_error or trial.error
-            self._reasons[trial.error.summary] += 1
-        if trial.status == "ok":
-            if self.judged and trial.reward and RULE in trial.reward.parts:
+            if trial.error:
+                self.first_error = self.first_error or trial.error
+                self._reasons[trial.error.summary] += 1
+            if trial.status == "ok" and self.judged and trial.reward and RULE in trial.reward.parts:
                 self._with_rule += 1
                 self._disagreements += (value(trial) >= 1) != (_rule(trial) >= 1)
-        else:
-            self.errors += 1
-        # The last words of a dialogue are no answer.
-        self._dialogues |= bool(trial.outcome)
-        if self.first_malformed is None and "malformed" in tools_of(trial):
-            self.first_malformed = trial
-        self._tally.add(trial)
-        self._stop_reasons[trial.stop_reason] += 1
-        calls = trial.calls
-        self._counts.update(
-            leaks=int(repeats_question(trial)),
-            request_failures=trial.request_failures,
-            replies_repaired=trial.replies_repaired,
-            prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
-            completion_tokens=sum(call.usage.completion_tokens for call in calls),
-        )
-        if trial.cost_usd:
-            self._costs.append(trial.cost_usd)
+            # The last words of a dialogue are no answer, so its majority means nothing.
+            self._dialogues |= bool(trial.outcome)
+            if self.first_malformed is None and "malformed" in tools_of(trial):
+                self.first_malformed = trial
+            self._tally.add(trial)
+            self._stop_reasons[trial.stop_reason] += 1
+            usage = usage_of(trial.calls)
+            self._counts.update(
+                leaks=int(repeats_question(trial)),
+                request_failures=trial.request_failures,
+                replies_repaired=trial.replies_repaired,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
+            if trial.cost_usd:
+                self._costs.append(trial.cost_usd)
 
     def result(self) -> EvaluationResult:
         """The numbers of all groups."""

@@ -89,14 +89,14 @@ async def evaluate_set(
     run: RunDirectory,
     evaluation: SetEvaluation,
     store: JournalStore,
+    listener: Listener = lambda event: None,
     *,
-    on_done: OnDone | None = None,
-    note: Report = warn,
+    on_done: OnDone = lambda ended: None,
 ) -> EvaluationResult | None:
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
     `store` keeps each trajectory as it ends and supplies what an interrupted attempt kept; then `on_done` receives it.
-    `note` receives a warning if every action was malformed.
+    `listener` receives the numbers, and a warning if every action was malformed.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
     failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises
     `BudgetError` if a limit ended some: the others are kept in `store`.
@@ -112,8 +112,7 @@ async def evaluate_set(
         refused.extend(trajectory for _, trajectory in ended if ended_by_budget(trajectory))
         trajectories = [trajectory for _, trajectory in ended if not ended_by_budget(trajectory)]
         store.keep(evaluation, trajectories)
-        if on_done is not None:
-            on_done(trajectories)
+        on_done(trajectories)
 
     summary, tasks, trials = summary_of(evaluation), evaluation.tasks, evaluation.trials
     await run_each(
@@ -147,7 +146,8 @@ async def evaluate_set(
     store.forget(evaluation)
     if result.tool_use.unreadable and summary.first_malformed is not None:
         example = malformed_example([summary.first_malformed], run.root)
-        note(f"{evaluation.name}: {result.tool_use.unreadable}.{example}")
+        listener(Note(f"{evaluation.name}: {result.tool_use.unreadable}.{example}"))
+    listener(EvaluationFinished(result))
     return result
 
 
@@ -158,18 +158,25 @@ def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
     """Return how many tasks each set has, and their digest, by the set's name."""
     digests: dict[str, str] = {}
     for part in evaluations:
-        digest = blake2b(digest_size=12)
-        for place, task in enumerate(part.tasks):
-            digest.update(("\n" * bool(place) + task.model_dump_json()).encode("utf-8", "surrogatepass"))
-        digests[part.chosen.name] = f"{len(part.tasks)} tasks {digest.hexdigest()}"
+        text = "\n".join(task.model_dump_json() for task in part.tasks).encode("utf-8", "surrogatepass")
+        digests[part.chosen.name] = f"{len(part.tasks)} tasks {blake2b(text, digest_size=12).hexdigest()}"
     return digests
 
 
 async def evaluate_sets(
-    run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore, listener: Listener
+    run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore, listener: Listener, *, again: bool
 ) -> None:
-    """Run every set that has no numbers yet; one that ends without any result does not keep the others from running."""
+    """Run every set that has no numbers yet; one that ends without any result does not keep the others from running.
+
+    With `again`, what ended in an infrastructure error runs again, also in sets that have numbers.
+    """
     written = {(result.set_name, result.sampling) for result in run.evaluations.read()}
+    if written:
+        # A crash may have left trajectories in the journal of sets whose numbers are written.
+        names = {part.name for part in evaluations if part.key[:2] in written}
+        store.retain(lambda name, failed: name not in names)
+    if again:
+        written -= reopen(run, evaluations, store)
     sizes = {part.name: len(part.tasks) * part.trials for part in evaluations}
     done = sum(sizes[part.name] for part in evaluations if part.key[:2] in written)
     total, directory = sum(sizes.values()), str(run.root)
@@ -186,13 +193,7 @@ async def evaluate_sets(
             # Here Ctrl-C takes effect.
             await asyncio.sleep(0)
         try:
-            result = await evaluate_set(
-                run,
-                part,
-                store,
-                on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories)),
-                note=lambda text: listener(Note(text)),
-            )
+            await evaluate_set(run, part, store, listener, on_done=lambda ended: listener(TrajectoriesFinished(ended)))
         except (RefusedError, BudgetError):
             raise
         except RepeatedError:
@@ -202,9 +203,6 @@ async def evaluate_sets(
         except InfrastructureError as error:
             lost.append(error.what)
             listener(Note(error.what))
-            continue
-        if result is not None:
-            listener(EvaluationFinished(result))
     if lost:
         others = f"; the other sets: midstream show {shlex.quote(directory)}" if len(lost) < len(evaluations) else ""
         raise InfrastructureError("\n".join(lost), code="no-results", fix=f"fix that{others}")
@@ -216,8 +214,8 @@ def has_results(run: RunDirectory) -> bool:
     return bool(list(run.evaluations.read())) or any(not result.failed for result in results.read(run.results_path))
 
 
-def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore) -> None:
-    """Forget what ended in an infrastructure error, also in sets that are done: it will run again.
+def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore) -> set[tuple[str, str]]:
+    """Forget what ended in an infrastructure error, also in sets that are done, whose keys are returned.
 
     What has a result is in the journal before the set's numbers go: a crash in between loses nothing.
     """
@@ -229,6 +227,7 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
                 if trajectory.status == "ok":
                     store.keep(part, [trajectory])
     filter_records(run.evaluations.path, lambda record: (record["set_name"], record["sampling"]) not in broken)
+    return broken
 
 
 # --- training and lessons ---------------------------------------------------------------------------------------------

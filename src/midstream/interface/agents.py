@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
@@ -49,12 +48,10 @@ class AgentSpec:
         if model is not None:
             table["engines"] = {"model": _engine_table(model, base_url)}
         elif base_url is not None or None in modules.values():
-            raise UsageError(
-                f"{type(self).__name__} has no model",
-                code="missing-option",
-                fix='name one, e.g. model="ollama/qwen2.5:7b", or model="NAME" with base_url="http://localhost:8000/v1"',
-            )
-        else:  # every module is a program
+            fix = 'name one, e.g. model="ollama/qwen2.5:7b", or model="NAME" with base_url="http://localhost:8000/v1"'
+            raise UsageError(f"{type(self).__name__} has no model", code="missing-option", fix=fix)
+        else:
+            # Every module is a program.
             table["engines"] = {}
         table |= _tool_tables(tools)
         for name, module in modules.items():
@@ -136,11 +133,8 @@ class AgentFlow(AgentSpec):
             planner_model=planner_model,
         )
         if not self._table["tools"]:
-            raise UsageError(
-                "AgentFlow has no tools",
-                code="missing-option",
-                fix='give it some, e.g. tools=["python"] or your function; Interleaved can do without',
-            )
+            fix = 'give it some, e.g. tools=["python"] or your function; Interleaved can do without'
+            raise UsageError("AgentFlow has no tools", code="missing-option", fix=fix)
 
 
 class Interleaved(AgentSpec):
@@ -195,16 +189,6 @@ class OwnAgent(AgentSpec):
         self._table = with_settings(self._table, (settings or {}).items())
 
 
-def agent(program: object, model: str | Engine | None = None, **more: Any) -> OwnAgent:
-    """An agent of another program as it is: a function that takes `session`, "my_agent.py:name", or a command.
-
-        solver = agent(["sh", "agent.sh"], model="ollama/qwen2.5:7b")
-
-    `more` as of `OwnAgent`.
-    """
-    return OwnAgent(program, model, **more)
-
-
 def component_type(value: object) -> str:
     """The `type` of a component: a name as it is, an object by its reference."""
     return value if isinstance(value, str) else reference_of(value)
@@ -247,11 +231,8 @@ def _tool_tables(tools: str | WrappedTool | Iterable[object]) -> Table:
             fix = 'give a function with @tool, the name of a tool, or "my_tools.py:name"; several in a list'
             raise UsageError(f"{tool!r} is not a tool", code="tool-invalid", fix=fix)
         if twice := tables["tools"].keys() & found.keys():
-            raise UsageError(
-                f"two tools have the name {twice.pop()!r}",
-                code="name-clash",
-                fix='give one another: @tool(name="other")',
-            )
+            what, fix = f"two tools have the name {twice.pop()!r}", 'give one another: @tool(name="other")'
+            raise UsageError(what, code="name-clash", fix=fix)
         tables["tools"] |= found
         if wrappers:
             tables["wrappers"] |= {name: {kind: dict(each) for kind, each in wrappers.items()} for name in found}

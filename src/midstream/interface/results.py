@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +13,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
 from midstream.core.text import html_table
 from midstream.core.trajectory import Trajectory
+from midstream.exports.write import Origin, table_rows
 from midstream.interface.agents import AgentSpec
 from midstream.lessons.lesson_set import Lesson
 from midstream.recipe.inputs import run_table
@@ -32,7 +34,7 @@ class Run:
         path: the run directory. Raises `RunError` if it holds no run.
     """
 
-    def __init__(self, path: str | Path | RunDirectory) -> None:
+    def __init__(self, path: str | os.PathLike[str] | RunDirectory) -> None:
         self.directory = path if isinstance(path, RunDirectory) else RunDirectory.open(Path(path))
 
     @property
@@ -80,30 +82,18 @@ class Run:
         return (trajectory for _, trajectory in self._of(part))
 
     def frame(self, part: str = "*") -> Any:
-        """A pandas data frame with a row for each trajectory of the parts. Needs pandas."""
+        """A pandas data frame with a row for each trajectory of the parts: what `export` writes to parquet files.
+
+        The trajectory itself, as JSON, is left out. Needs pandas.
+        """
         try:
             import pandas
         except ImportError as error:
-            raise UnsupportedError(
-                "a data frame needs pandas, not installed here", code="missing-extra", fix="pip install pandas"
-            ) from error
-        rows = [
-            {
-                "part": name,
-                "id": trajectory.id,
-                "task": trajectory.task_id,
-                "question": trajectory.question,
-                "answer": trajectory.answer,
-                "gold": trajectory.gold,
-                "reward": trajectory.reward.value if trajectory.reward else None,
-                "turns": len(trajectory.turns),
-                "stop_reason": trajectory.stop_reason,
-                "status": trajectory.status,
-                "cost_usd": trajectory.cost_usd,
-            }
-            for name, trajectory in self._of(part)
-        ]
-        return pandas.DataFrame(rows)
+            what, fix = "a data frame needs pandas, not installed here", "pip install pandas"
+            raise UnsupportedError(what, code="missing-extra", fix=fix) from error
+        about = {"run": self.path.name, "recipe": self.directory.info().recipe_name, "module": ""}
+        rows = (row for name, found in self._of(part) for row in table_rows(Origin(part=name, **about), found))
+        return pandas.DataFrame(rows).drop(columns="trajectory", errors="ignore")
 
     def _of(self, pattern: str) -> Iterator[tuple[str, Trajectory]]:
         parts = self.directory.trajectories.parts().items()

@@ -75,11 +75,9 @@ class Tasks:
         if self.count is None:
             return self.source
         if "counts" not in type(parse_component("tasks", self.source, "tasks").config).model_fields:
-            raise UsageError(
-                f"tasks.{self.chosen}.sample({self.count}) of {self.source['type']!r} cannot be learned from",
-                code="setting-conflict",
-                fix=f"give tasks.{self.chosen} as it is, or draw in the source itself",
-            )
+            what = f"tasks.{self.chosen}.sample({self.count}) of {self.source['type']!r} cannot be learned from"
+            fix = f"give tasks.{self.chosen} as it is, or draw in the source itself"
+            raise UsageError(what, code="setting-conflict", fix=fix)
         return {**self.source, "counts": {self.chosen: self.count}}
 
     @cached_property
@@ -103,25 +101,6 @@ class Tasks:
         )
 
 
-class _Rows:
-    """Rows that a program hands over, as a task function; equal rows are one source."""
-
-    def __init__(self, rows: Iterable[Any]) -> None:
-        self._rows = [row.model_dump(mode="json") if isinstance(row, Task) else dict(row) for row in rows]
-        digest = hashlib.blake2b(
-            json.dumps(self._rows, sort_keys=True, default=str).encode(), digest_size=6
-        ).hexdigest()
-        self.__qualname__ = f"rows-{digest}"
-
-    def __call__(self) -> list[dict[str, Any]]:
-        return self._rows
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rows) and other._rows == self._rows
-
-    __hash__ = object.__hash__
-
-
 def tasks(source: str | os.PathLike[str] | Callable[..., Iterable[Any]] | Iterable[Any], **settings: Any) -> Tasks:
     """Tasks from a file, a benchmark, rows, or a function that returns rows.
 
@@ -140,7 +119,15 @@ def tasks(source: str | os.PathLike[str] | Callable[..., Iterable[Any]] | Iterab
     if callable(source):
         return Tasks({"type": reference_of(source), **settings})
     if not isinstance(source, str | os.PathLike):
-        return Tasks({"type": reference_of(_Rows(source)), **settings})
+        rows = [row.model_dump(mode="json") if isinstance(row, Task) else dict(row) for row in source]
+
+        def given() -> list[dict[str, object]]:
+            return rows
+
+        # By this name, equal rows that are handed over again are the same source.
+        text = json.dumps(rows, sort_keys=True, default=str)
+        given.__qualname__ = f"rows-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+        return Tasks({"type": reference_of(given), **settings})
     text = os.fspath(source)
     if is_reference(text) or text in registered("tasks"):
         return Tasks({"type": text, **settings})

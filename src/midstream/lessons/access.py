@@ -5,35 +5,43 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.core.errors import UsageError
-from midstream.lessons.commit import VERSIONS, History, name_damage, read_lessons
-from midstream.lessons.editing import to_json
+from midstream.core.errors import RunError, UsageError, name_place
+from midstream.core.text_file import read_text
+from midstream.lessons.commit import VERSIONS, History
+from midstream.lessons.editing import from_json, to_json
 from midstream.lessons.feedback import Vote, VoteFile
 from midstream.lessons.lesson_set import Lesson, LessonSet, split
 from midstream.lessons.operations import Operation
-from midstream.lessons.settings import FeedbackConfig
+from midstream.lessons.settings import VOTES
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
-_DIRECTORY = "lessons"  # of a lesson run's directory: what holds its versions
-
 
 def read(named: str | Path) -> LessonSet:
-    """The lesson set of a run, of a version (`RUN@VERSION`), or in a file. Raises `RunError` if it is missing."""
+    """The newest lesson set of a run, that of a version (`RUN@VERSION`), or the one in a JSON file.
+
+    Raises `RunError` if it is missing, `UsageError` if the file does not hold one.
+    """
     path, number = split(named)
-    return read_lessons(path) if number is None else history(path).get(number).lesson_set
+    if path.is_dir():
+        return history(path).get(number).lesson_set
+    text = read_text(path, error=RunError, fix="name a lesson run, or a .json file with a lesson set")
+    with name_place(str(path)):
+        return from_json(text)
 
 
 def history(path: Path) -> History:
     """The versions of a lesson run's lesson set; `path` is the run, or the lesson set's directory in it."""
-    name_damage(path)
-    own = path / _DIRECTORY
-    return History(path if (path / VERSIONS).exists() else own)
+    for directory in (path, path.parent):
+        if (directory / "run.json").exists():
+            # It warns of damage in the run.
+            RunDirectory.open(directory)
+    return History(path if (path / VERSIONS).exists() else path / "lessons")
 
 
 # --- changing a lesson set --------------------------------------------------------------------------------------------
@@ -52,12 +60,9 @@ class EditableLessons:
 
         Raises `UsageError` if the lesson set was changed since it was read (only a run is locked while it is edited).
         """
-        if read_lessons(self.path) != self.lesson_set:
-            raise UsageError(
-                f"nothing is changed: {self.path} was changed by another process",
-                code="lessons-changed",
-                fix="make the change again",
-            )
+        if read(self.path) != self.lesson_set:
+            what = f"nothing is changed: {self.path} was changed by another process"
+            raise UsageError(what, code="lessons-changed", fix="make the change again")
         if self.path.is_dir():
             version = history(self.path).add(changed, by=by, operations=tuple(operations), note=note)
             return f"{self.path}@{version.number}"
@@ -70,20 +75,18 @@ def editable_lessons(named: str) -> Iterator[EditableLessons]:
     """Open the lesson set of a lesson run, which stays locked until the context ends, or of a JSON file."""
     path, number = split(named)
     if number is not None or (path.suffix != ".json" and path.is_file()):
-        raise UsageError(
-            f"{named} cannot be changed",
-            code="lessons-read-only",
-            fix=f"name the run: {path}" if number is not None else "name a lesson run or a .json file",
-        )
-    if path.name == "lessons.json" and (path.parent / VERSIONS).exists():  # a copy to read, written from the versions
+        fix = f"name the run: {path}" if number is not None else "name a lesson run or a .json file"
+        raise UsageError(f"{named} cannot be changed", code="lessons-read-only", fix=fix)
+    # It is a copy for people and programs to read, which the next version would overwrite.
+    if path.name == "lessons.json" and (path.parent / VERSIONS).exists():
         path = path.parent
     path = path.parent if (path.parent / "run.json").exists() else path  # its lessons/
     if not (path / "run.json").exists():
-        yield EditableLessons(path=path, lesson_set=read_lessons(path))
+        yield EditableLessons(path=path, lesson_set=read(path))
         return
     run = RunDirectory.open(path)
     with run.lock():
-        yield EditableLessons(path=path, lesson_set=read_lessons(path), run=run)
+        yield EditableLessons(path=path, lesson_set=read(path), run=run)
 
 
 # --- votes ------------------------------------------------------------------------------------------------------------
@@ -93,11 +96,8 @@ def find_lesson(named: str, lesson: str) -> Lesson:
     """A lesson of the lesson set `named`. Raises `RunError` without the lesson set, `UsageError` without the lesson."""
     found = read(named).find(lesson)
     if found is None:
-        raise UsageError(
-            f"{named} has no lesson {lesson!r}",
-            code="unknown-name",
-            fix=f"midstream lessons show {shlex.quote(named)} lists them; vote on any other text as it is",
-        )
+        fix = f"midstream lessons show {shlex.quote(named)} lists them; vote on any other text as it is"
+        raise UsageError(f"{named} has no lesson {lesson!r}", code="unknown-name", fix=fix)
     return found
 
 
@@ -121,11 +121,8 @@ def cast_vote(
         raise UsageError("the text to vote on is empty", code="empty-value", fix="write what you vote on")
     given = Vote(text=text, value=value, run=where, lesson=lesson)
     place = votes_path(named if lesson else None, project)
-    file = VoteFile(place)
-    try:
+    with closing(VoteFile(place)) as file:
         file.add([given])
-    finally:
-        file.close()
     return given, place
 
 
@@ -134,11 +131,12 @@ def votes_path(named: str | None, project: Path | None) -> Path:
 
     A run without `lessons.feedback` uses none.
     """
-    path, _ = split(named or "")
-    if named is not None and project is None and not (path / "run.json").exists() and not path.is_file():
+    if project is not None or named is None:
+        return project or VOTES
+    path, _ = split(named)
+    if (path / "run.json").exists():
+        lessons: Any = RunDirectory.open(path).info().resolved.get("lessons") or {}
+        return Path(lessons.get("feedback") or VOTES)
+    if not path.is_file():
         raise UsageError(f"{named} is no run", code="file-not-found", fix="name a run, or the file: --project FILE")
-    if project is None and named is not None and (path / "run.json").exists():
-        resolved: Any = RunDirectory.open(path).info().resolved
-        if feedback := (resolved.get("lessons") or {}).get("feedback"):
-            return Path(feedback["votes"])
-    return project or FeedbackConfig().votes
+    return VOTES

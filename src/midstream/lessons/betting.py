@@ -37,7 +37,8 @@ Verdict = Literal["better", "not better", "undecided"]
 Play = Callable[[str, Sequence[Match]], Awaitable[list[tuple[float, float] | None]]]
 Sides = Callable[[random.Random], tuple[LessonSet, LessonSet]]
 
-SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # best for means of about 0.02 to 0.4 where the variance is about 0.5
+# Best for means of about 0.02 to 0.4 where the variance is about 0.5.
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
 Z = NormalDist().inv_cdf(0.975)
 FUTILITY = 0.1
 """The chance that a test gives up on an effect of `min_effect` or more."""

@@ -13,7 +13,6 @@ Every version of a lesson set is kept in `lessons/` of its run, with the changes
 
 versions.jsonl              one Version a line, append-only
 lessons.json                the newest one; written again with each version
-lessons.lock                held while a version is added
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from midstream.core.data import Frozen
-from midstream.core.errors import RunError, name_place
+from midstream.core.data import Frozen, problems_of
+from midstream.core.errors import RunError
 from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
-from midstream.core.text_file import read_text
 from midstream.core.trajectory import Trajectory
-from midstream.lessons.editing import from_json, to_json
+from midstream.lessons.editing import to_json
 from midstream.lessons.feedback import Vote, VoteFile
 from midstream.lessons.gate import ChangeRecord, Test
 from midstream.lessons.ledger import Ledger
@@ -40,7 +38,6 @@ from midstream.lessons.operations import Operation, OperationOutcome
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
 from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage
-from midstream.runs.lock import exclusive_lock
 
 
 class UpdateRecord(Frozen):
@@ -128,15 +125,9 @@ def gate_votes(record: UpdateRecord, run: str) -> list[Vote]:
             continue
         helped, harmed = change.fate == "accepted" and effect.mean > 0, change.fate == "rejected" and effect.mean < 0
         if helped or harmed:
+            value = "for" if helped else "against"
             votes.append(
-                Vote(
-                    text=operation.text,
-                    value="for" if helped else "against",
-                    by="gate",
-                    run=run,
-                    lesson=operation.id,
-                    update=record.step,
-                )
+                Vote(text=operation.text, value=value, by="gate", run=run, lesson=operation.id, update=record.step)
             )
     return votes
 
@@ -178,10 +169,9 @@ class Committer:
             return
         try:
             update = MadeUpdate.model_validate_json(read_file(self.path))
-        except ValueError as error:
-            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        except ValidationError as error:
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
-            raise damaged(self.path, problem, fix) from error
+            raise damaged(self.path, problems_of(error)[0], fix) from error
         if self._in_history(update) or self.history.get().number == update.before:
             self._complete(update)
         else:
@@ -233,18 +223,19 @@ class Version(Frozen):
 class History:
     """The versions of one lesson set, in a directory; the newest is the current one. Numbers count from 1.
 
-    Several processes may read. A writer that has not seen the newest version is refused, because its lessons would undo
-    the other's changes.
+    Several processes may read. A writer holds the lock of the run.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.path = directory, directory / VERSIONS
-        self._seen: int | None = None  # the newest number that the caller has read
 
     def all(self) -> Sequence[Version]:
         """Every version, the oldest first; none in a new directory. Raises `RunError` if the journal is damaged."""
-        versions = self._read()
-        self._seen = len(versions)
+        versions = read_models(self.path, Version)
+        for place, version in enumerate(versions, start=1):
+            # Updates and rollbacks name versions by number: a line that is gone would rename all after it.
+            if version.number != place:
+                raise damaged(self.path, f"line {place} holds version {version.number}")
         return versions
 
     def current(self) -> Version | None:
@@ -255,50 +246,34 @@ class History:
     def get(self, number: int | None = None) -> Version:
         """The version of this number, or the newest one; raises `RunError` if it does not exist."""
         versions = self.all()
+        if not versions:
+            fix = "name the run directory of `midstream train RECIPE` with [lessons], or a lesson set file"
+            raise RunError(f"{self.directory} holds no lesson set", code="no-lessons", fix=fix)
         number = len(versions) if number is None else number
         if not 1 <= number <= len(versions):
-            has = f"its versions are 1 to {len(versions)}" if versions else "it has none yet"
-            raise RunError(
-                f"{self.directory} has no version {number} of its lesson set: {has}",
-                code="no-lessons",
-                fix=f"midstream lessons versions {self.directory}",
-            )
+            what = f"{self.directory} has no version {number} of its lesson set: they are 1 to {len(versions)}"
+            raise RunError(what, code="no-lessons", fix=f"midstream lessons versions {self.directory}")
         return versions[number - 1]
 
     def add(
         self, lesson_set: LessonSet, *, by: str, update: int = 0, operations: tuple[Operation, ...] = (), note: str = ""
     ) -> Version:
-        """Add a version, safe on disk on return.
-
-        Raises:
-            RunError: another process is adding one, or has added one since this object read last.
-            StorageError: the write failed.
-        """
+        """Add a version, safe on disk on return. Raises `StorageError` if the write failed."""
         with storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(self.directory / "lessons.lock"):
-            before = self._read()
-            if self._seen is not None and self._seen != len(before):
-                raise RunError(
-                    f"the lesson set in {self.directory} has changed meanwhile: it was version {self._seen}, now it is "
-                    f"{len(before)}",
-                    code="lessons-changed",
-                    fix=f"midstream lessons diff shows the change; make yours again on version {len(before)}",
-                )
-            number, parent = len(before) + 1, len(before) or None
-            version = Version(
-                number=number,
-                parent=parent,
-                by=by,
-                update=update,
-                operations=operations,
-                note=note,
-                lesson_set=lesson_set,
-            )
-            with Journal(self.path) as journal:
-                journal.append(version)
-            self._seen = version.number
-            self.write_files()
+        before = len(self.all())
+        version = Version(
+            number=before + 1,
+            parent=before or None,
+            by=by,
+            update=update,
+            operations=operations,
+            note=note,
+            lesson_set=lesson_set,
+        )
+        with Journal(self.path) as journal:
+            journal.append(version)
+        self.write_files()
         return version
 
     def rollback(self, number: int) -> Version:
@@ -314,37 +289,3 @@ class History:
         current = self.current()
         if current is not None:
             atomic_write(self.directory / "lessons.json", to_json(current.lesson_set).encode())
-
-    def _read(self) -> list[Version]:
-        versions = read_models(self.path, Version)
-        for place, version in enumerate(versions, start=1):
-            if version.number != place:
-                raise damaged(self.path, f"line {place} holds version {version.number}")
-        return versions
-
-
-def name_damage(path: Path) -> None:
-    """Warn of damage in the run whose directory, or whose lesson set's, `path` is; any other path has none."""
-    for directory in (path, path.parent):
-        if (directory / "run.json").exists():
-            RunDirectory.open(directory)
-
-
-def read_lessons(path: Path) -> LessonSet:
-    """The lesson set in a JSON file, or the current one of a run directory or of its `lessons/`.
-
-    Raises `RunError` without a lesson set, `UsageError` if the file does not hold one.
-    """
-    if path.is_dir():
-        name_damage(path)
-        for directory in (path / "lessons", path):
-            if (directory / VERSIONS).exists() and (version := History(directory).current()):
-                return version.lesson_set
-        raise RunError(
-            f"{path} holds no lesson set",
-            code="no-lessons",
-            fix="name the run directory of `midstream train RECIPE` with [lessons], or a lesson set file",
-        )
-    text = read_text(path, error=RunError, fix="name a lesson run, or a .json file with a lesson set")
-    with name_place(str(path)):
-        return from_json(text)

@@ -16,31 +16,30 @@ vote on an item that has a vote. The same sentence as a lesson of three runs is 
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from heapq import nsmallest
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Frozen
-from midstream.core.errors import EngineError, UsageError
+from midstream.core.errors import UsageError
 from midstream.core.keyed_file import SqliteFile
 from midstream.core.task import Task
 from midstream.core.text import shorten
-from midstream.core.trajectory import ErrorInfo, Trajectory
+from midstream.core.trajectory import Trajectory
 from midstream.lessons.lesson_set import Line
-from midstream.lessons.settings import NEAR, FeedbackConfig
-from midstream.lessons.similarity import NO_VECTORS, embedding_similarity, ngram_similarity
+from midstream.lessons.settings import NEAR
+from midstream.lessons.similarity import Guard, ngram_similarity
 
-NEAREST = 3  # distinct votes that hold a text back
+# Distinct votes that hold a text back: one rejection may be an error of the gate.
+NEAREST = 3
 HELD_BACK = "near three votes against"  # of a refusal, before the votes
 _SHOWN = 60  # characters of a vote in a reason
 
@@ -67,23 +66,13 @@ class Vote(Frozen):
         return json.dumps([self.run, self.lesson, self.text.casefold()])
 
 
-_VOTE = TypeAdapter(Vote)
-
-
 class VoteFile(SqliteFile):
     """The votes of a project, in the order they were given; nothing is deleted. Several processes may add at once.
 
-    With `write` the file is created if it is missing. Raises as `SqliteFile`, and `UsageError` for a missing file that
-    is only read.
+    With `write` the file is created if it is missing. Raises as `SqliteFile`.
     """
 
     def __init__(self, path: Path, *, write: bool = True) -> None:
-        if not write and not path.exists():
-            raise UsageError(
-                f"there are no votes in {str(path)!r}",
-                code="file-not-found",
-                fix="correct the path, or vote: midstream lessons vote TEXT against",
-            )
         super().__init__(
             path,
             application=0x6D736676,  # "msfv"
@@ -113,14 +102,17 @@ class VoteFile(SqliteFile):
                 "SELECT vote FROM votes WHERE number IN (SELECT max(number) FROM votes GROUP BY item) ORDER BY number"
             ).fetchall()
         try:
-            votes = [_VOTE.validate_json(text) for (text,) in found]
+            votes = [Vote.model_validate_json(text) for (text,) in found]
         except ValidationError as error:
             raise self.unusable(error) from error
         return tuple(vote for vote in votes if vote.value != "none")
 
 
 def read_votes(path: Path) -> tuple[Vote, ...]:
-    """The votes in a file that count; raises as `VoteFile`."""
+    """The votes in a file that count; raises as `VoteFile`, and `UsageError` for a missing file."""
+    if not path.exists():
+        fix = "correct the path, or vote: midstream lessons vote TEXT against"
+        raise UsageError(f"there are no votes in {str(path)!r}", code="file-not-found", fix=fix)
     with closing(VoteFile(path, write=False)) as file:
         return file.counted()
 
@@ -131,68 +123,48 @@ def digest(votes: Iterable[Vote]) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VoteDecision:
-    """The decision about a text, from votes that count and a symmetric `similarity` in [0, 1]; `NEAR` or more is near.
+def vote_guard(votes: Sequence[Vote], near: float = NEAR) -> Guard:
+    """Make a function that returns why a text is held back, or None: the three nearest votes against it, nearest first.
 
-    It depends on neither the order of the votes nor the time.
+    The decision depends on neither the order of the votes, which are those that count, nor the time. A similarity of
+    `near` or more is near.
     """
 
-    votes: Sequence[Vote]
-    similarity: Callable[[str, str], float]
-    near: float = NEAR
+    def nearest(text: str, value: str) -> list[tuple[float, Vote]]:
+        """At most three near votes of one side with their similarities, the nearest first."""
+        measured = [(ngram_similarity(text, vote.text), vote) for vote in votes if vote.value == value]
+        # The item breaks ties, so that the votes named do not depend on the order in which they were given.
+        return nsmallest(
+            NEAREST, (found for found in measured if found[0] >= near), key=lambda it: (-it[0], it[1].item)
+        )
 
-    def refusal(self, text: str) -> str | None:
-        """Return why a text is held back: the three nearest votes against it, nearest first; None where it passes."""
-        against, favor = self._nearest(text, "against"), self._nearest(text, "for")
-        if len(against) < NEAREST or (len(favor) == NEAREST and _total(favor) >= _total(against)):
+    def refusal(text: str) -> str | None:
+        against, favor = nearest(text, "against"), nearest(text, "for")
+        as_near = sum(value for value, _ in favor) >= sum(value for value, _ in against)
+        if len(against) < NEAREST or (len(favor) == NEAREST and as_near):
             return None
         shown = ", ".join(f"{shorten(vote.text, _SHOWN)!r} ({value:.2f})" for value, vote in against)
         return f"{HELD_BACK}: {shown}"
 
-    def _nearest(self, text: str, value: str) -> list[tuple[float, Vote]]:
-        """At most three near votes of one side with their similarities, the nearest first."""
-        measured = [(self.similarity(text, vote.text), vote) for vote in self.votes if vote.value == value]
-        near = [(similarity, vote) for similarity, vote in measured if similarity >= self.near]
-        return nsmallest(NEAREST, near, key=lambda found: (-found[0], found[1].item))
-
-
-def _total(nearest: Sequence[tuple[float, Vote]]) -> float:
-    return sum(similarity for similarity, _ in nearest)
+    return refusal
 
 
 class FilteredAgent:
-    """An agent whose answers pass the filter (`agent.filter`).
+    """An agent whose answers pass the filter (`agent.filter`), compared by shared words.
 
     An answer that is held back becomes None, as if the agent had given none, with `stop_reason="filtered"` and the
     reason in `Trajectory.held_back`; `Trajectory.final` keeps what was written, and a reward that the agent gave is
     dropped. Votes are read when this object is made. Raises as `read_votes`.
     """
 
-    def __init__(self, agent: Agent, config: FeedbackConfig) -> None:
-        self.agent, self.config, self.name = agent, config, agent.name
-        self.votes = read_votes(config.votes)
-        self._vectors = NO_VECTORS  # of the votes
-        self._making_vectors = asyncio.Lock()
+    def __init__(self, agent: Agent, votes: Path) -> None:
+        self.agent, self.name = agent, agent.name
+        self._refusal = vote_guard(read_votes(votes))
 
     async def run(self, task: Task, context: RunContext) -> Trajectory:
-        """Run once and filter the answer; where its embedding fails, the run ended in an error."""
+        """Run once and filter the answer."""
         found = await self.agent.run(task, context)
-        if found.status != "ok" or not found.answer or not self.votes:
-            return found
-        similarity: Callable[[str, str], float] = ngram_similarity
-        if self.config.embedding is not None:
-            try:
-                # The vectors are made once, however many runs are under way.
-                async with self._making_vectors:
-                    votes = [vote.text for vote in self.votes]
-                    self._vectors = (await embedding_similarity(self.config.embedding, votes, self._vectors)).vectors
-                similarity = await embedding_similarity(self.config.embedding, [found.answer], self._vectors)
-            except EngineError as failure:
-                error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
-                return found.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
-        reason = VoteDecision(votes=self.votes, similarity=similarity).refusal(found.answer)
-        if reason is None:
+        if found.status != "ok" or not found.answer or not (reason := self._refusal(found.answer)):
             return found
         final = found.final or found.answer
         refused = {"answer": None, "final": final, "held_back": reason, "stop_reason": "filtered", "reward": None}

@@ -56,7 +56,8 @@ class Test(Frozen):
     mean) are of the difference in reward, without what stopping early adds to it (`betting.unbiased_mean`).
     """
 
-    __test__ = False  # pytest would collect it by its name
+    # pytest would collect it by its name.
+    __test__ = False
 
     name: TestName
     changes: tuple[int, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -117,11 +118,9 @@ class LessonSet(Frozen):
 
     @model_validator(mode="after")
     def _ids_differ(self) -> LessonSet:
-        seen = set[str]()
-        for lesson in self.lessons:
-            if lesson.id in seen:
-                raise ValueError(f"two lessons have the id {lesson.id}")
-            seen.add(lesson.id)
+        twice = [name for name, count in Counter(lesson.id for lesson in self.lessons).items() if count > 1]
+        if twice:
+            raise ValueError(f"two lessons have the id {twice[0]}")
         return self
 
     def find(self, lesson_id: str) -> Lesson | None:
@@ -192,10 +191,9 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
     """Add the rollouts that used each lesson, and each measured effect with its pairs, by the lessons' ids."""
     lessons = []
     for lesson in lesson_set.lessons:
-        changes: dict[str, Any] = {"used": lesson.used + used.get(lesson.id, 0)}
+        changes: dict[str, object] = {"used": lesson.used + used.get(lesson.id, 0)}
         if effect := effects.get(lesson.id):
-            changes["helped"] = lesson.helped + effect.helped
-            changes["harmed"] = lesson.harmed + effect.harmed
+            changes |= {"helped": lesson.helped + effect.helped, "harmed": lesson.harmed + effect.harmed}
             changes["effect"] = effect
         lessons.append(lesson.model_copy(update=changes))
     return with_lessons(lesson_set, lessons)
@@ -207,7 +205,7 @@ Table = Mapping[str, Any]
 _MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
 # Other settings of the agent that its prompts show.
 _LOOP = ("memory_update", "memory_result_tokens", "observation_format", "template", "filter")
-_MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
+_MODEL = ("model", "extra_body", "chat_template_kwargs")
 
 
 def identity(resolved: Table, weights: str = "") -> str:

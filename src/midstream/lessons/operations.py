@@ -10,7 +10,7 @@ gives each new lesson its id; `applied` carries out any subset of the sound ones
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,10 +28,10 @@ from midstream.lessons.lesson_set import (
     tokens,
     with_lessons,
 )
+from midstream.lessons.settings import NEAR
+from midstream.lessons.similarity import Guard, ngram_similarity
 
 Kind = Literal["add", "delete", "modify", "keep"]
-Similarity = Callable[[str, str], float]
-Guard = Callable[[str], str | None]  # the reason why a text is refused, or None
 
 
 class Operation(Frozen):
@@ -59,7 +59,7 @@ class OperationOutcome(Frozen):
 class Rules:
     """Conditions of an operation. `leak` finds texts that give away a task, `feedback` those that were voted down.
 
-    Texts of one module whose `similarity` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
+    `repeats`: a text may be near another of its module, as a person may want it. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
     so a delete makes no room for an add of the same batch.
     """
@@ -67,8 +67,7 @@ class Rules:
     modules: Sequence[str]
     max_tokens: int | None = None
     lesson_tokens: int | None = None
-    similarity: Similarity | None = None
-    threshold: float = 1.0
+    repeats: bool = True
     leak: Guard | None = None
     feedback: Guard | None = None
     subsets: bool = True
@@ -123,10 +122,18 @@ class _Screen:
 
     def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
         """Refuse the operation or accept it into the set. `known`: it has the id that an earlier batch gave it."""
-        if operation.kind == "add":
-            return self._add(operation, known)
         before, after, refused = self.lessons.get(operation.id), None, ""
-        if before is None and operation.id not in self._ids:
+        if operation.kind == "add":
+            module = operation.module or next(iter(self.rules.modules), "")
+            before, operation = None, operation.model_copy(update={"module": module})
+            if not (refused := self._unsound(operation, cost(operation.text))):
+                # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
+                free = ID.fullmatch(operation.id) and operation.id not in self._ids
+                if not (known and free and number(operation.id) < self.next_number):
+                    operation = operation.model_copy(update={"id": f"L{self.next_number}"})
+                    self.next_number += 1
+                after = _lesson(operation, None)
+        elif before is None and operation.id not in self._ids:
             refused = f"there is no lesson {operation.id!r}"
         elif before is None or (operation.kind != "keep" and operation.id in self._touched):
             refused = f"a second operation on {operation.id}"
@@ -144,19 +151,6 @@ class _Screen:
         if not refused:
             self._accept(operation, before, after)
         return OperationOutcome(operation=operation, refused=refused)
-
-    def _add(self, operation: Operation, known: bool) -> OperationOutcome:
-        module = operation.module or next(iter(self.rules.modules), "")
-        operation = operation.model_copy(update={"module": module})
-        if refused := self._unsound(operation, cost(operation.text)):
-            return OperationOutcome(operation=operation, refused=refused)
-        # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
-        free = ID.fullmatch(operation.id) and operation.id not in self._ids
-        if not (known and free and number(operation.id) < self.next_number):
-            operation = operation.model_copy(update={"id": f"L{self.next_number}"})
-            self.next_number += 1
-        self._accept(operation, None, _lesson(operation, None))
-        return OperationOutcome(operation=operation)
 
     def _accept(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
         growth = _growth(before, after)
@@ -188,16 +182,17 @@ class _Screen:
 
     def _twin(self, operation: Operation) -> Lesson | None:
         """A lesson with the same content: of the same module, or a vetoed one, which binds models and not people."""
-        similarity = self.rules.similarity
         for lesson in self.lessons.values():
             vetoed = lesson.state == "vetoed"
             apart = operation.origin.source == "person" if vetoed else lesson.module != operation.module
             if apart or lesson.id == operation.id:
                 continue
-            if similarity is not None and similarity(lesson.text, operation.text) >= self.rules.threshold:
-                return lesson
-            # Without a similarity repetitions are allowed, but a veto holds.
-            if similarity is None and vetoed and lesson.text.casefold() == operation.text.casefold():
+            if not self.rules.repeats:
+                same = ngram_similarity(lesson.text, operation.text) >= NEAR
+            else:
+                # A veto holds also where repetitions are allowed.
+                same = vetoed and lesson.text.casefold() == operation.text.casefold()
+            if same:
                 return lesson
         return None
 

@@ -5,8 +5,8 @@ critic      one group: the summaries with their rewards, the lesson set, the que
 merger      one batch: the groups' operations into one list without repetition or contradiction
 
 Each role's prompt is a file (`prompts/`), laid out so that requests share a prefix: instructions, then the lesson set,
-then the question, then what differs. Its reply is JSON that is checked against a schema (`replies.py`); one that cannot
-be used is requested again with what was wrong. What stays unusable is on record, never dropped silently.
+then the question, then what differs. Its reply is JSON, which is checked (`replies.py`); one that cannot be used is
+requested again with what was wrong. What stays unusable is on record, never dropped silently.
 
 A request has a key that depends on its content and not on its time, and its answer is in the ledger before anything
 else uses it: a resumed run repeats no request, and the order in which answers arrive has no effect.
@@ -31,9 +31,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import JsonValue
 
 from midstream.agents.rendering import PromptTemplate
-from midstream.core.data import JsonSchema
 from midstream.core.engine import Engine, Request
-from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream.core.text import neutral, spoken, to_json
@@ -42,17 +40,8 @@ from midstream.core.trajectory import Call, Message, Trajectory, Turn
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonOrigin, LessonSet, size
 from midstream.lessons.operations import Operation
-from midstream.lessons.replies import (
-    MERGE_SCHEMA,
-    OPERATIONS_SCHEMA,
-    SUMMARY_SCHEMA,
-    Merged,
-    ParsedReply,
-    Proposals,
-    read_operations,
-    read_summary,
-)
-from midstream.lessons.settings import LESSON_TOKENS, ROLES, LessonsConfig
+from midstream.lessons.replies import Merged, ParsedReply, Proposals, read_operations, read_summary
+from midstream.lessons.settings import ASKS, LESSON_TOKENS, ROLES, LessonsConfig
 from midstream.rollout import Group
 
 T = TypeVar("T")
@@ -107,117 +96,90 @@ class Reflector:
             "rollout": transcript(trajectory),
         }
         purpose = RoleCall("summariser", step, trajectory.task_id, trajectory.rollout_index)
-        return await self.ask(purpose, self._prompts["summariser"].messages(values), read_summary, SUMMARY_SCHEMA)
+        return await self.ask(purpose, self._prompts["summariser"].messages(values), read_summary)
 
     async def contrast(
         self, step: int, group: Group, summaries: Sequence[str | None], lesson_set: LessonSet, answer: str | None
     ) -> ParsedReply[list[Operation]]:
-        """The semantic advantage of one group. A rollout without a summary is shown by its reward and its answer."""
-        values = {
-            "question": to_json(group.task.question),
-            "answer": about_answer(answer, self.config.truth),
-            "rollouts": about_rollouts(group.trajectories, summaries),
-        }
-        ids = tuple(trajectory.id for trajectory in group.trajectories)
-        return await self._operations(
-            LessonOrigin(update=step, tasks=(group.task.id,), trajectories=ids), lesson_set, values
-        )
+        """The semantic advantage of one group. A rollout without a summary is shown by its reward and its answer.
 
-    async def write(
-        self, step: int, task_id: str, question: str, lesson_set: LessonSet
-    ) -> ParsedReply[list[Operation]]:
-        """Write lessons from a question alone, without any rollout: a control."""
-        return await self._operations(
-            LessonOrigin(update=step, tasks=(task_id,)), lesson_set, {"question": to_json(question)}
-        )
+        With `lessons_from = "model"` the critic sees the question alone, without any rollout: a control.
+        """
+        values = {"question": to_json(group.task.question)}
+        if self.config.lessons_from == "rollouts":
+            values["answer"] = about_answer(answer, self.config.truth)
+            values["rollouts"] = about_rollouts(group.trajectories, summaries)
+        messages = self._prompts["critic"].messages(self._values(lesson_set, values))
+        reply = await self.ask(RoleCall("critic", step, group.task.id), messages, read_operations)
+        if reply.value is None:
+            return ParsedReply(flaws=reply.flaws)
+        ids = tuple(trajectory.id for trajectory in group.trajectories)
+        origin = LessonOrigin(update=step, tasks=(group.task.id,), trajectories=ids, model=reply.model)
+        operations = [
+            change.operation(origin.model_copy(update={"why": change.why}), self.config.modules)
+            for change in reply.value
+        ]
+        return ParsedReply(value=operations, flaws=reply.flaws)
 
     async def merge(self, step: int, proposals: Proposals, lesson_set: LessonSet) -> ParsedReply[Merged]:
         """Merge one batch's operations."""
         messages = self._prompts["merger"].messages(self._values(lesson_set, {"proposals": proposals.shown()}))
-        answer = await self.ask(RoleCall("merger", step), messages, read_operations, MERGE_SCHEMA)
+        answer = await self.ask(RoleCall("merger", step), messages, read_operations)
         merged = None if answer.value is None else proposals.merged(answer.value, self.config.modules, answer.model)
         return ParsedReply(value=merged, flaws=answer.flaws)
-
-    async def _operations(
-        self, origin: LessonOrigin, lesson_set: LessonSet, values: Mapping[str, str]
-    ) -> ParsedReply[list[Operation]]:
-        """Ask the critic about one task, and note the origin of each operation."""
-        messages = self._prompts["critic"].messages(self._values(lesson_set, values))
-        purpose = RoleCall("critic", origin.update, *origin.tasks)
-        answer = await self.ask(purpose, messages, read_operations, OPERATIONS_SCHEMA)
-        if answer.value is None:
-            return ParsedReply(flaws=answer.flaws)
-        operations = [
-            change.operation(origin.model_copy(update={"model": answer.model, "why": change.why}), self.config.modules)
-            for change in answer.value
-        ]
-        return ParsedReply(value=operations, flaws=answer.flaws)
 
     def _values(self, lesson_set: LessonSet, values: Mapping[str, str]) -> dict[str, str]:
         text = about_lessons(lesson_set, self.config.limits.max_tokens)
         return {**about_run(self.config), "lessons": text, **values}
 
-    async def ask(
-        self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: JsonSchema
-    ) -> ParsedReply[T]:
-        """Ask a role until a reply can be used, as often as the role allows; the last reply may be repaired.
+    async def ask(self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T]) -> ParsedReply[T]:
+        """Ask a role until a reply can be used, `ASKS` times at most; the last reply may be repaired.
 
         Returns the reading of the last reply. Its flaws, for the record, begin with the request's name; where no reply
         could be used, the flaw is the last one. Raises `EngineError` if the engine failed, after its own retries.
         """
-        config = self.config.role(purpose.role)
-        number, call = 0, Call(role=purpose.role)
+        call = Call(role=purpose.role)
         reading: ParsedReply[T] = ParsedReply()
-        while reading.value is None and number < config.asks:
-            if number:
-                # Show the unusable reply without its thoughts, and what was wrong with it.
-                reply = neutral(spoken(call.completion).strip()) or "(no text)"
-                advice = f"This reply cannot be used: {reading.problem}. "
-                advice += "Reply again in the form asked for, and with nothing else."
-                messages = (
-                    *messages,
-                    Message(role="assistant", content=reply),
-                    Message(role="user", content=neutral(advice)),
-                )
-            number += 1
+        for number in range(1, ASKS + 1):
             request = Request(
                 role=purpose.role,
                 messages=messages,
-                sampling=config.sampling,
+                sampling=self.config.role(purpose.role).sampling,
                 seed=derive_seed(self._seed, *purpose, number),
-                json_schema=schema if config.structured_output else None,
             )
-            call = await self._call(purpose, request)
+            call = await self._answer(purpose, request)
             reading = read(call.completion, False)
             if reading.value is None and call.finish_reason == "length":
                 # Not repaired: more than punctuation is missing.
                 problem = f"it was cut off after max_tokens = {call.sampling.max_tokens}: write less"
                 reading = ParsedReply(problem=problem)
-            elif reading.value is None and number == config.asks:
+            elif reading.value is None and number == ASKS:
+                # Only now: a model repairs its own JSON first.
                 repaired = read(call.completion, True)
                 reading = reading if repaired.value is None else repaired
-        if reading.value is None:
-            text = " ".join(spoken(call.completion).encode("utf-8", "replace").decode().split())
-            quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "(no text)"
-            asked = "when asked once" if number == 1 else f"when asked {number} times"
-            lost = f"{purpose.name}: no usable reply {asked}: {reading.problem}: {quoted}"
-            return ParsedReply(problem=reading.problem, flaws=(lost,))
-        flaws = tuple(f"{purpose.name}: {flaw}" for flaw in reading.flaws)
-        # The server's name for the model, where it has one.
-        return ParsedReply(value=reading.value, flaws=flaws, model=str(call.sent.get("model", call.engine)))
+            if reading.value is not None:
+                flaws = tuple(f"{purpose.name}: {flaw}" for flaw in reading.flaws)
+                # The server's name for the model, where it has one.
+                model = str(call.sent.get("model", call.engine))
+                return ParsedReply(value=reading.value, flaws=flaws, model=model)
+            # Show the unusable reply without its thoughts, and what was wrong with it.
+            reply = neutral(spoken(call.completion).strip()) or "(no text)"
+            advice = f"This reply cannot be used: {reading.problem}. "
+            advice += "Reply again in the form asked for, and with nothing else."
+            correction = Message(role="user", content=neutral(advice))
+            messages = (*messages, Message(role="assistant", content=reply), correction)
+        text = " ".join(spoken(call.completion).encode("utf-8", "replace").decode().split())
+        quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "(no text)"
+        lost = f"{purpose.name}: no usable reply when asked {ASKS} times: {reading.problem}: {quoted}"
+        return ParsedReply(problem=reading.problem, flaws=(lost,))
 
-    async def _call(self, purpose: RoleCall, request: Request) -> Call:
+    async def _answer(self, purpose: RoleCall, request: Request) -> Call:
         """The answer in the ledger, or a new one, which is in the ledger before it is used."""
-        engine = self._engines.get(purpose.role)
-        if engine is None:
-            raise RecipeError(
-                f"the {purpose.role} has no engine",
-                code="missing-key",
-                fix=f"name one in lessons.{purpose.role} or lessons.reflector",
-            )
+        engine = self._engines[purpose.role]
         messages = [message.wire() for message in request.messages]
-        content = [engine.name, messages, request.sampling.model_dump(), request.seed, request.json_schema]
+        content = [engine.name, messages, request.sampling.model_dump(), request.seed]
         text = json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")
+        # The key holds the content, so that a resumed run whose prompts have changed asks again.
         key = "/".join([*map(str, purpose), hashlib.blake2b(text, digest_size=16).hexdigest()])
         calls = self._ledger.reply(key)
         if calls is None:
@@ -226,7 +188,8 @@ class Reflector:
         return calls[-1]
 
 
-_CHARACTERS_PER_WORD = 6  # of English text with its space: models follow a limit in words better than one in tokens
+# Of English text with its space: models follow a limit in words better than one in tokens.
+_CHARACTERS_PER_WORD = 6
 _MODULES = {
     "planner": "decides in each turn which step and which tool come next, and what "
     "the tool is to be told",  # words: allow

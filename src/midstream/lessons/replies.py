@@ -22,38 +22,12 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from midstream.agents.formats import json_objects, repaired_objects
-from midstream.core.data import JsonSchema
+from midstream.core.data import problems_of
 from midstream.core.text import spoken, to_json
 from midstream.lessons.lesson_set import LessonOrigin
 from midstream.lessons.operations import Kind, Operation, OperationOutcome
 
 T = TypeVar("T")
-
-
-def _object(properties: JsonSchema) -> JsonSchema:
-    # Every field is required, and may be empty: the strict mode of servers that enforce a schema has no optional ones.
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _operations(change: JsonSchema) -> JsonSchema:
-    return _object({"operations": {"type": "array", "items": _object(change)}})
-
-
-_CHANGE = {
-    "kind": {"type": "string", "enum": ["add", "modify", "delete", "keep"]},
-    "id": {"type": "string"},
-    "text": {"type": "string"},
-    "module": {"type": "string"},
-    "why": {"type": "string"},
-}
-SUMMARY_SCHEMA = _object({"summary": {"type": "string"}})
-OPERATIONS_SCHEMA = _operations(_CHANGE)
-MERGE_SCHEMA = _operations({**_CHANGE, "from": {"type": "array", "items": {"type": "integer"}}})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,10 +108,7 @@ def read_operations(reply: str, repair: bool = False) -> ParsedReply[tuple[Chang
             try:
                 changes.append(Change.model_validate(item))
             except ValidationError as invalid:
-                error = invalid.errors(include_url=False)[0]
-                where = ".".join(map(str, error["loc"]))
-                what = f"{where}: {error['msg']}" if where else error["msg"].removeprefix("Value error, ")
-                flaws.append(f"operation {number}: {what}: {str(item)[:200]}")
+                flaws.append(f"operation {number}: {problems_of(invalid)[0]}: {str(item)[:200]}")
         if flaws and not changes:
             return ParsedReply(problem="; ".join(flaws[:3]))
         return ParsedReply(value=tuple(changes), flaws=tuple(flaws))

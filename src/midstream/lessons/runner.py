@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from midstream.core.agent import Lessons, lessons_digest
@@ -14,6 +14,18 @@ from midstream.lessons.lesson_set import LessonSet, render_modules
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 from midstream.runs.journal import Report
+
+
+def counter(report: Report, what: str, done: int, total: int) -> Callable[[Sequence[Trajectory]], None]:
+    """Report how many of `total` rollouts are done; returns a function that counts more, and reports again."""
+    report(f"{what} {done}/{total}")
+
+    def count(ended: Sequence[Trajectory]) -> None:
+        nonlocal done
+        done += len(ended)
+        report(f"{what} {done}/{total}")
+
+    return count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,16 +87,14 @@ class Runner:
             for place, trajectory in self.ledger.kept(scope).items()
             if shown.get(place[0]) == trajectory.lessons
         }
-        done, total = len(kept), len(tasks) * group_size
         what = f"{purpose}, {scope.split('-', 2)[-1]}: rollouts" if purpose == "gate" else "rollouts"
+        count = counter(self.report, what, len(kept), len(tasks) * group_size)
 
         def on_done(ended: Sequence[Trajectory]) -> None:
-            nonlocal done
-            done += len(ended)
+            # On disk before it is reported.
             self.ledger.keep(scope, ended)
-            self.report(f"{what} {done}/{total}")
+            count(ended)
 
-        self.report(f"{what} {done}/{total}")
         groups = await rollout(
             self.environment, tasks, group_size=group_size, seed=seed, lessons=lessons, kept=kept, on_done=on_done
         )

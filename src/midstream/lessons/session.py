@@ -21,16 +21,16 @@ from midstream.core.agent import NO_LESSONS, lessons_digest
 from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
-from midstream.core.metrics import EvaluationResult, malformed_example
+from midstream.core.metrics import malformed_example
 from midstream.core.task import Task
-from midstream.core.trajectory import Trajectory
 from midstream.evaluation.leakage import record_learned
-from midstream.evaluation.run import MakeEnvironment, SetEvaluation, every_set
+from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
 from midstream.lessons.feedback import VoteFile
 from midstream.lessons.lesson_set import LessonSet, render_modules
+from midstream.lessons.runner import counter
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
 from midstream.runs import RunDirectory, results
@@ -65,12 +65,12 @@ class LessonsParts:
 
 
 class LessonsSession(Session):
-    """One lesson run in one run directory. It closes budget and votes; the caller closes the other parts."""
+    """One lesson run in one run directory. It closes the votes; the caller closes the parts."""
 
     def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
         feedback = parts.lessons.feedback
-        self.votes = VoteFile(feedback.votes) if feedback else None
+        self.votes = VoteFile(feedback) if feedback else None
         self.committer = Committer(run, report=self.note, votes=self.votes)
         self.store = JournalStore(run.results_path, report=self.note)
         self.updates: list[UpdateRecord] = []
@@ -92,39 +92,33 @@ class LessonsSession(Session):
 
     async def run(self) -> str:
         """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""
-        self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
         try:
             return await super().run()
         finally:
             self.committer.ledger.close()
             self.store.close()
-            self.budget.close()
             if self.votes is not None:
                 self.votes.close()
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
+        run = self.run_directory
         self.committer.recover()
         self.store.retain(lambda name, failed: not failed)
-        record_learned(self.run_directory, "lessons", self.parts.tasks)
-        record_learned(self.run_directory, "gate", self.parts.validation)
+        record_learned(run, "lessons", self.parts.tasks)
+        record_learned(run, "gate", self.parts.validation)
         if self.committer.history.current() is None:
             self.committer.history.add(self.parts.start, by="start")
-        self.updates = read_updates(self.run_directory)
+        self.updates = read_updates(run)
+        recipe, done, limits = run.info().recipe_name, len(self.updates), self.budget.limits.limits
         self.listener(
-            RunStarted(
-                recipe=self.run_directory.info().recipe_name,
-                directory=str(self.run_directory.root),
-                total=self.most_updates,
-                done=len(self.updates),
-                limits=self.budget.limits.limits,
-            )
+            RunStarted(recipe=recipe, directory=str(run.root), total=self.most_updates, done=done, limits=limits)
         )
         for record in self.updates:
             self.listener(record.event)
         self._warn_of_limit()
         if self.parts.prepare is not None:
-            await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
+            await self.parts.prepare(run, lambda text: self.listener(Phase(text)))
         if self.parts.evaluation.at == "both":
             await self._evaluate(WITHOUT, 0)
             # The last evaluation must fit into the budget, too.
@@ -194,31 +188,19 @@ class LessonsSession(Session):
             first = found.get((*work.key[:2], 0))
             if not lessons and first is not None and work.key not in found:
                 # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
-                name = replace(work, step=0).name
-                run.trajectories.write(work.name, run.trajectories.open(name))
+                run.trajectories.write(work.name, run.trajectories.open(replace(work, step=0).name))
                 result = first.model_copy(update={"policy": policy, "step": step})
                 run.evaluations.append(result)
-            else:
-                result = await self._evaluate_set(work)
-            if result is not None:
                 self.listener(EvaluationFinished(result))
-
-    async def _evaluate_set(self, work: SetEvaluation) -> EvaluationResult | None:
-        what = f"evaluating {work.chosen.name}, {sampling_name(work.temperature)}"
-        shown = lessons_digest(work.environment.lessons)
-        kept = (result for result in results.read(self.run_directory.results_path) if result.set == work.name)
-        # A person may have changed the lessons since an interrupted attempt.
-        if any(result.trajectory.lessons != shown for result in kept):
-            self.store.forget(work)
-        done, total = len(self.store.done(work)), len(work.tasks) * work.trials
-        self._report(what)
-
-        def on_done(ended: Sequence[Trajectory]) -> None:
-            nonlocal done
-            done += len(ended)
-            self._report(f"{what}: {done}/{total}")
-
-        return await evaluate_set(self.run_directory, work, self.store, on_done=on_done, note=self.note)
+                continue
+            shown = lessons_digest(lessons)
+            kept = (result for result in results.read(run.results_path) if result.set == work.name)
+            # A person may have changed the lessons since an interrupted attempt.
+            if any(result.trajectory.lessons != shown for result in kept):
+                self.store.forget(work)
+            what = f"evaluating {work.chosen.name}, {sampling_name(work.temperature)}:"
+            count = counter(self._report, what, len(self.store.done(work)), len(work.tasks) * work.trials)
+            await evaluate_set(run, work, self.store, self.listener, on_done=count)
 
     def _report(self, text: str) -> None:
         self.listener(Phase(text))

@@ -13,6 +13,10 @@ from midstream.core.trajectory import Sampling
 from midstream.runs.budget import BudgetConfig
 
 ROLES = ("summariser", "critic", "merger")
+# Requests for one usable reply. The last may be repaired: a model repairs its own JSON first.
+ASKS = 3
+VOTES = Path(".midstream/votes.sqlite")
+"""The file of the project's votes where no recipe names one."""
 LESSON_TOKENS = 100
 NEAR = 0.85
 """Similarity (cosine, 0 to 1) from which lessons of one module repeat each other, and a text is near a vote."""
@@ -24,33 +28,13 @@ class RoleConfig(Settings):
     Attributes:
         engine: the name of a table `[engines.NAME]`
         sampling: see `sampling`
-        asks: the most requests for a reply that can be used
         prompt_file: replaces the role's prompt (not in `reflector`); the critic's replaces `write.md` with
             `lessons_from = "model"`
-        structured_output: the server enforces the JSON schema; needs its support
     """
 
     engine: str
     sampling: Sampling = Sampling(temperature=0.7, max_tokens=4096)
-    asks: int = Field(default=3, ge=1)
     prompt_file: Path | None = None
-    structured_output: bool = False
-
-
-class EmbeddingConfig(Settings):
-    """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
-
-    An update requests embeddings of its lessons and proposals; they cost almost nothing, and no budget counts them.
-
-    Attributes:
-        model: the embedding model
-        base_url: the address of an OpenAI-compatible server
-        api_key_env: the environment variable with its key
-    """
-
-    model: str
-    base_url: str
-    api_key_env: str = ""
 
 
 class LessonLimits(Settings):
@@ -58,30 +42,11 @@ class LessonLimits(Settings):
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        embedding: see `lessons.limits.embedding`; without it, hashed n-grams are compared
         leak_guard: refuse lessons that copy a task's answer
     """
 
     max_tokens: int = Field(default=2000, ge=1)
-    embedding: EmbeddingConfig | None = None
     leak_guard: bool = True
-
-
-class FeedbackConfig(Settings):
-    """The feedback filter (`feedback.py`): hold back what is near three distinct votes against. A text is `votes`.
-
-    Attributes:
-        votes: the file of the project's votes
-        embedding: see `lessons.limits.embedding`, the default; without either, hashed n-grams are compared
-    """
-
-    votes: Path = Path(".midstream/votes.sqlite")
-    embedding: EmbeddingConfig | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_path(cls, value: object) -> object:
-        return {"votes": value} if isinstance(value, str | Path) else value
 
 
 class GateConfig(Settings):
@@ -142,7 +107,7 @@ class LessonsConfig(Settings):
         merger: replaces `reflector` for this role
         limits: see `lessons.limits`
         gate: see `lessons.gate`
-        feedback: see `lessons.feedback`; by default no votes
+        feedback: the file of the project's votes, for the feedback filter; by default no votes
         start: the first lesson set: a lesson run or a file
         shuffle_rewards: a control: all rewards are permuted at random
     """
@@ -163,7 +128,7 @@ class LessonsConfig(Settings):
     merger: RoleConfig | None = None
     limits: LessonLimits = LessonLimits()
     gate: GateConfig = GateConfig()
-    feedback: FeedbackConfig | None = None
+    feedback: Path | None = None
     start: Path | None = None
     shuffle_rewards: bool = False
 
@@ -206,13 +171,14 @@ class LessonsConfig(Settings):
         return found
 
     def most_requests(self, limits: BudgetConfig) -> list[Requests]:
-        """An upper bound of the requests by role: every reply is requested as often as its role allows."""
+        """An upper bound of the requests by role: every reply is requested `ASKS` times."""
         counts = {"critic": self.most_tasks(limits), "merger": self.most_updates(limits)}
         if self.lessons_from == "rollouts":
             counts = {"summariser": counts["critic"] * self.group_size, **counts}
         found = []
         for name, count in counts.items():
             role = self.role(name)
-            most, max_tokens = count * role.asks, role.sampling.max_tokens
-            found.append(Requests(role=name, engine=role.engine, count=most, max_tokens=max_tokens))
+            found.append(
+                Requests(role=name, engine=role.engine, count=count * ASKS, max_tokens=role.sampling.max_tokens)
+            )
         return found

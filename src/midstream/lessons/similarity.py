@@ -30,22 +30,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import pairwise
-from operator import mul
-from types import MappingProxyType
 
-from midstream.components.tables import validate
 from midstream.core.answers import numbers, words
-from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
-from midstream.lessons.settings import EmbeddingConfig
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
-_BATCH = 64  # texts a request
-_ATTEMPTS = 4  # at a request
-_SETTING = "lessons.limits.embedding"
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’][^\W{_CJK}]+)*")
@@ -73,73 +64,26 @@ _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
-Vectors = Mapping[str, Sequence[float]]  # of length 1, by text in one line
-
-NO_VECTORS: Vectors = MappingProxyType({})
+Guard = Callable[[str], str | None]  # the reason why a text is refused, or None
 
 
 # --- repetitions ------------------------------------------------------------------------------------------------------
 
 
 def ngram_similarity(one: str, other: str) -> float:
-    """The cosine of two texts' word stems and pairs of adjacent stems, each counted in a hashed place.
+    """The cosine of two texts' counts of word stems and of pairs of adjacent stems.
 
     Case, punctuation, little words ("the", "you") and common English endings do not count. The value is halved where
     the texts make different claims: they hold other numbers, one says "not" where the other does not, or each has a
-    word that the other lacks ("left", "right"). So one thought in two different wordings is not found; an embedding
-    engine finds it.
+    word that the other lacks ("left", "right"). So one thought in two different wordings is not found.
     """
     first, second = _features(one_line(one)), _features(one_line(other))
     if first.text == second.text:
         return 1.0
     different = first.claim != second.claim or bool(first.stems - second.stems and second.stems - first.stems)
-    shared = (value * second.ngrams[place] for place, value in first.ngrams.items() if place in second.ngrams)
+    shared = (value * second.ngrams[gram] for gram, value in first.ngrams.items() if gram in second.ngrams)
     cosine = min(1.0, sum(shared))
     return cosine * _DIFFERENT if different else cosine
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingSimilarity:
-    """The cosine of two texts' vectors; negative ones as 0.
-
-    Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
-    contradictions ("left", "right") lie close together for most models, so the threshold should be high.
-    """
-
-    vectors: Vectors
-
-    def __call__(self, one: str, other: str) -> float:
-        """Compare two texts; raises `KeyError` for a text without a vector."""
-        one, other = one_line(one), one_line(other)
-        cosine = max(0.0, min(1.0, sum(map(mul, self.vectors[one], self.vectors[other]))))
-        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
-
-
-async def embedding_similarity(
-    config: EmbeddingConfig, texts: Sequence[str], known: Vectors = NO_VECTORS
-) -> EmbeddingSimilarity:
-    """The similarity by a model's vectors of these texts and the `known` ones; each other text is requested once, here.
-
-    Raises `EngineError` if the server refused, or every attempt failed.
-    """
-    # Here, because it needs aiohttp: commands that only read a run start without.
-    from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-
-    # Servers refuse empty texts.
-    wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line and line not in known]
-    vectors: dict[str, Sequence[float]] = {**known, "": ()}
-    settings = validate(OpenAIConfig, {**config.model_dump(), "max_attempts": _ATTEMPTS}, _SETTING)
-    engine = OpenAICompatibleEngine(settings, "the embedding model")
-    try:
-        for start in range(0, len(wanted), _BATCH):
-            batch = wanted[start : start + _BATCH]
-            vectors |= zip(batch, await engine.embed(batch), strict=True)
-    except EngineError as failure:
-        fix = f"check `{_SETTING}`, or leave it out: texts are then compared by shared words"
-        raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
-    finally:
-        await engine.close()
-    return EmbeddingSimilarity(vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +92,7 @@ class _Features:
 
     text: str
     stems: frozenset[str]
-    ngrams: Mapping[int, float]
+    ngrams: Mapping[str, float]
     claim: tuple[tuple[str, ...], int]
 
 
@@ -162,12 +106,9 @@ def _features(text: str) -> _Features:
             negations += 1
         elif word not in _STOP_WORDS:
             stems.append(_ENDING.sub("", word))
-    counts = Counter(
-        int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
-        for gram in (*stems, *map(" ".join, pairwise(stems)))
-    )
+    counts = Counter((*stems, *map(" ".join, pairwise(stems))))
     length = math.hypot(*counts.values()) or 1.0
-    ngrams = {place: count / length for place, count in counts.items()}
+    ngrams = {gram: count / length for gram, count in counts.items()}
     return _Features(text, frozenset(stems), ngrams, (tuple(sorted(numbers(text))), negations))
 
 
@@ -187,22 +128,22 @@ class _Secrets:
         """The reason why a text with these words (`content`: without the little ones) leaks, or None."""
         for answer, revealing in self.answers:
             length = len(answer)
-            in_a_row = any(tuple(keys[start : start + length]) == answer for start in range(len(keys) - length + 1))
-            if in_a_row and (revealing or self._near(frozenset(answer), content)):
+            if not any(tuple(keys[start : start + length]) == answer for start in range(len(keys) - length + 1)):
+                continue
+            # The answer's own words are no evidence that the question stands with it.
+            wording, rare = self.content - frozenset(answer), self.rare - frozenset(answer)
+            if rare:
+                near = min(_share(wording, content), _share(rare, content)) >= WITH_ANSWER
+            else:
+                near = bool(wording) and wording <= content
+            if revealing or near:
                 return f"it holds the answer of task {self.task_id!r}"
         if _share(self.content, content) >= QUOTED and len(self.rare & content) >= FEWEST_RARE:
             return f"it repeats the question of task {self.task_id!r}"
         return None
 
-    def _near(self, answer: frozenset[Key], content: frozenset[Key]) -> bool:
-        """Return whether enough of the question stands with the answer, whose words do not count."""
-        wording, rare = self.content - answer, self.rare - answer
-        if not rare:
-            return bool(wording) and wording <= content
-        return min(_share(wording, content), _share(rare, content)) >= WITH_ANSWER
 
-
-def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
+def leak_guard(tasks: Iterable[Task]) -> Guard:
     """Read the tasks, and make a function that returns why a lesson's text may not stand in a lesson set, or None."""
     tasks = list(tasks)
     contents = [_content(_keys(task.question)) for task in tasks]
@@ -228,14 +169,12 @@ def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
 
 def _reveals(answer: str, keys: Sequence[Key]) -> bool:
     """Return whether general advice is very unlikely to hold these words by chance."""
-    digits = ("".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers)
-    names = sum(1 for word in answer.split() if word[:1].isupper() and len(word) > 1)
+    names = [word for word in answer.split() if word[:1].isupper() and len(word) > 1]
     content = [key for key in keys if key[0] not in _LITTLE_WORDS]
-    return (
-        len(content) >= REVEALING_WORDS
-        or names >= REVEALING_NAMES
-        or any(len(significant) >= REVEALING_DIGITS for significant in digits)
-    )
+    # Of the significant digits: zeros at either end do not count.
+    digits = ["".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers]
+    revealing = len(content) >= REVEALING_WORDS or len(names) >= REVEALING_NAMES
+    return revealing or any(len(significant) >= REVEALING_DIGITS for significant in digits)
 
 
 def _share(wanted: frozenset[Key], there: frozenset[Key]) -> float:

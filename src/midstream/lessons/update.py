@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import fmean
 
 from midstream.core.answers import most_frequent
@@ -32,16 +33,16 @@ from midstream.core.task import Task
 from midstream.core.tool import RunProgress
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
-from midstream.lessons.feedback import Vote, VoteDecision, VoteFile
+from midstream.lessons.feedback import VoteFile, vote_guard
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules, tokens
-from midstream.lessons.operations import Guard, Operation, OperationOutcome, Rules, Similarity, applied, screened
+from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules
+from midstream.lessons.operations import Operation, OperationOutcome, Rules, applied, screened
 from midstream.lessons.reflector import Reflector
 from midstream.lessons.replies import Proposals
 from midstream.lessons.runner import Match, Runner
-from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
-from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
+from midstream.lessons.settings import LESSON_TOKENS, LessonsConfig
+from midstream.lessons.similarity import leak_guard
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget, BudgetConfig
@@ -106,6 +107,7 @@ class LessonLearner:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
         self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
         self.votes = votes
+        # A lesson may give away no answer of a task that is learned from or tested on.
         self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
         self.gate_runner = replace(self.runner, environment=gate_environment or environment)
@@ -127,20 +129,23 @@ class LessonLearner:
         errors = [trajectory.error for trajectory in trajectories if trajectory.error]
         # Where every rollout failed, nothing can be learned: the run stops until the cause is repaired.
         if errors and len(errors) == len(trajectories):
-            raise InfrastructureError(
-                f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}",
-                code="all-rollouts-failed",
-                fix="fix that",
-            )
+            what = f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}"
+            raise InfrastructureError(what, code="all-rollouts-failed", fix="fix that")
         proposed = [*pending, *proposal.operations]
-        rules = await self._rules(lesson_set, proposed, votes)
+        rules = Rules(
+            modules=self.config.modules,
+            max_tokens=self.config.limits.max_tokens,
+            lesson_tokens=LESSON_TOKENS,
+            repeats=False,
+            leak=self._leak,
+            feedback=vote_guard(votes) if votes else None,
+            subsets=self.config.gate.enabled,
+        )
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
-        used = Counter[str]()  # rollouts by lesson, the gate's first
-        decision = await self._decide(step, moved, changes, used)
-        used.update({lesson.id: len(trajectories) for lesson in lesson_set.rendered})
-        after = self._measured(lesson_set, decision, used)
+        used = Counter({lesson.id: len(trajectories) for lesson in lesson_set.rendered})
+        after, decision = await self._gated(step, lesson_set, moved, changes, used)
         ended = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
         rewards = [trajectory.reward.value for trajectory in ended if trajectory.reward is not None]
         no_longer_sound = [outcome for outcome in outcomes[: len(pending)] if outcome.refused]
@@ -182,71 +187,47 @@ class LessonLearner:
         size = self.config.batch_size
         return epoch + 1, order[number * size : (number + 1) * size]
 
-    async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
-        """Return the conditions of a lesson; it may give away no answer of a task that is learned from or tested on."""
-        config, feedback = self.config.limits, self.config.feedback
-        # What is too long for a lesson may be too long for the server.
-        texts = [change.text for change in proposed if tokens(change.text) <= LESSON_TOKENS]
-        similarity: Similarity = ngram_similarity
-        if config.embedding:
-            similarity = await embedding_similarity(
-                config.embedding, [*texts, *(lesson.text for lesson in lesson_set.lessons)]
-            )
-        held_back: Guard | None = None
-        if feedback is not None and votes:
-            near: Similarity = ngram_similarity
-            if embedding := feedback.embedding or config.embedding:
-                near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
-            held_back = VoteDecision(votes=votes, similarity=near).refusal
-        return Rules(
-            modules=self.config.modules,
-            max_tokens=config.max_tokens,
-            lesson_tokens=LESSON_TOKENS,
-            similarity=similarity,
-            threshold=NEAR,
-            leak=self._leak,
-            feedback=held_back,
-            subsets=self.config.gate.enabled,
-        )
+    async def _gated(
+        self,
+        step: int,
+        before: LessonSet,
+        moved: LessonSet,
+        changes: Sequence[Operation],
+        used: Counter[str],
+    ) -> tuple[LessonSet, Decision]:
+        """The gate's decision on `changes` of `moved`, and the lesson set after it.
 
-    async def _decide(
-        self, step: int, lesson_set: LessonSet, changes: Sequence[Operation], used: Counter[str]
-    ) -> Decision:
-        """Ask the gate, or, where it is off, accept everything, as the paper does. `used` counts lessons in prompts."""
-        if not self.config.gate.enabled:
-            records = tuple(ChangeRecord(operation=change, fate="accepted") for change in changes)
-            return Decision(lesson_set=applied(lesson_set, changes), changes=records, tests=())
+        That has the counts (`used`, to which the gate's rollouts are added), the measured effects, and the agent that
+        it is proven for. `moved` is the set `before` with the new lessons' numbers taken.
+        """
+        config = self.config.gate
 
         async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
             for match in matches:
                 used.update(lesson.id for side in (match.first, match.other) for lesson in side.rendered)
             return await self.gate_runner.pairs(f"gate-{step}-{name}", matches)
 
-        self.budget.phase = "gate"
-        return await decide(
-            lesson_set,
-            changes,
-            tasks=self.validation,
-            play=play,
-            config=self.config.gate,
-            updates=self.config.updates,
-            seed=derive_seed(self.seed, "gate", step),
-        )
-
-    def _measured(self, before: LessonSet, decision: Decision, used: Mapping[str, int]) -> LessonSet:
-        """The lesson set of the decision with counts, measured effects, and the agent that it is proven for."""
+        if config.enabled:
+            self.budget.phase = "gate"
+            updates, seed = self.config.updates, derive_seed(self.seed, "gate", step)
+            decision = await decide(
+                moved, changes, tasks=self.validation, play=play, config=config, updates=updates, seed=seed
+            )
+        else:
+            # As in the paper, every sound change is accepted.
+            records = tuple(ChangeRecord(operation=change, fate="accepted") for change in changes)
+            decision = Decision(lesson_set=applied(moved, changes), changes=records, tests=())
         effects = {
             change.operation.id: change.effect
             for change in decision.changes
             if change.effect and change.fate == "accepted" and change.operation.kind in ("add", "modify")
         }
-        lesson_set = measured(decision.lesson_set, used, effects)
-        proven_for = before.proven_for
-        if render_modules(lesson_set) != render_modules(before):
+        after, proven_for = measured(decision.lesson_set, used, effects), before.proven_for
+        if render_modules(after) != render_modules(before):
             # The gate has tested the change only, so the lesson set before it must have been proven, or empty.
             sound = not render_modules(before) or proven_for == self.identity
-            proven_for = self.identity if self.config.gate.enabled and sound else ""
-        return proven(lesson_set, proven_for)
+            proven_for = self.identity if config.enabled and sound else ""
+        return proven(after, proven_for), decision
 
     # --- what a batch suggests ---
 
@@ -256,15 +237,13 @@ class LessonLearner:
         A prompt that is too long for the model breaks only its group. Any other `EngineError`, after the engine's own
         retries, and a `BudgetError` stop the run, which can be resumed.
         """
-        if self.config.lessons_from == "model":
-            groups: list[Group] = []
-            lessons = await run_concurrently(self._write(step, task, lesson_set) for task in tasks)
-        else:
+        groups, studied = list[Group](), [Group(task=task, trajectories=()) for task in tasks]
+        if self.config.lessons_from == "rollouts":
             # Simulated and degraded tools follow the progress; the gate has none.
             progress = RunProgress(step=step, steps=self.config.updates)
             runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
-            groups = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
-            lessons = await run_concurrently(self._study(step, group, lesson_set) for group in groups)
+            groups = studied = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
+        lessons = await run_concurrently(self._study(step, group, lesson_set) for group in studied)
         batch = await self._merge(step, lessons, lesson_set)
         skipped = {task.id: lesson.skipped for task, lesson in zip(tasks, lessons, strict=True) if lesson.skipped}
         return Proposal(
@@ -282,64 +261,70 @@ class LessonLearner:
             unreadable=[text for lesson in (*lessons, batch) for text in lesson.unreadable],
         )
 
-    async def _write(self, step: int, task: Task, lesson_set: LessonSet) -> _Suggestion:
-        """Return what the critic proposes for one question without any rollout."""
+    async def _study(self, step: int, group: Group, lesson_set: LessonSet) -> _Suggestion:
+        """Learn from one group: summarize every rollout, then contrast them; or write lessons from its question."""
+        config, gold = self.config, group.task.answer if self.config.truth == "answer" else None
+        lost, summaries = list[str](), list[str | None]()
         try:
-            answer = await self.reflector.write(step, task.id, task.question, lesson_set)
+            if config.lessons_from == "rollouts":
+                graded = self._graded(group)
+                if isinstance(graded, str):
+                    return _Suggestion(skipped=graded)
+                group = graded
+                answers = await run_concurrently(
+                    self.reflector.summarize(step, group.task.question, trajectory, gold)
+                    for trajectory in group.trajectories
+                )
+                lost = [text for answer in answers for text in answer.flaws]
+                summaries = [answer.value for answer in answers]
+                if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
+                    return _Suggestion(skipped="fewer than two rollouts could be summarized", unreadable=lost)
+            answer = await self.reflector.contrast(step, group, summaries, lesson_set, gold)
         except PromptTooLongError as failure:
             return _Suggestion(skipped=failure.what)
-        return self._limited(answer.value, answer.flaws)
+        lost += answer.flaws
+        if answer.value is None:
+            return _Suggestion(skipped="the critic gave no reply that could be used", unreadable=lost)
+        # A "keep" changes nothing, and does not count.
+        counts = accumulate(operation.kind != "keep" for operation in answer.value)
+        kept, beyond = list[Operation](), list[OperationOutcome]()
+        for operation, count in zip(answer.value, counts, strict=True):
+            if operation.kind == "keep" or count <= config.changes_per_group:
+                kept.append(operation)
+            else:
+                reason = f"beyond the {config.changes_per_group} changes of a group"
+                beyond.append(OperationOutcome(operation=operation, refused=reason))
+        return _Suggestion(operations=kept, left_out=beyond, unreadable=lost)
 
-    async def _study(self, step: int, group: Group, lesson_set: LessonSet) -> _Suggestion:
-        """Learn from one group: summarize every rollout, then contrast them."""
+    def _graded(self, group: Group) -> Group | str:
+        """The group's rollouts that ended, graded as `truth` says, without gold answers; or why nothing is learned.
+
+        A majority is of equal answers (`rewards.votes.answer_key`). A rollout without an answer has no vote and is
+        wrong.
+        """
         # A failed rollout says nothing about the lessons, so the others are contrasted without it.
         ended = [trajectory for trajectory in group.trajectories if _ended(trajectory)]
         if len(ended) < min(2, self.config.group_size):
             errors = sorted({_error(trajectory) for trajectory in group.trajectories if not _ended(trajectory)})
             lost = len(group.trajectories) - len(ended)
-            return _Suggestion(skipped=f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}")
-        gold = group.task.answer
-        if self.config.truth == "majority":
-            gold, judged = None, _by_majority(ended)
-            if judged is None:
-                return _Suggestion(skipped="no answer is more frequent than every other")
-            ended = judged
-        elif self.config.truth == "none":
-            gold, ended = None, [_graded(trajectory, None) for trajectory in ended]
+            return f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}"
+        if self.config.truth != "answer":
+            scores: list[Score | None] = [None] * len(ended)
+            if self.config.truth == "majority":
+                keys = [answer_key(trajectory.question, trajectory.answer) for trajectory in ended]
+                first, *tied = most_frequent(keys) or [None]
+                if first is None or tied:
+                    return "no answer is more frequent than every other"
+                scores = [Score(value=float(key == first)) for key in keys]
+            ended = [
+                trajectory.model_copy(update={"reward": score, "gold": None})
+                for trajectory, score in zip(ended, scores, strict=True)
+            ]
         rewards = {trajectory.reward.value for trajectory in ended if trajectory.reward}
         # Without contrast there is nothing to learn from, as with an advantage of 0.
         if self.config.skip_uniform and len(rewards) == 1:
-            return _Suggestion(skipped="uniform")
-        question = group.task.question
-        try:
-            answers = await run_concurrently(
-                self.reflector.summarize(step, question, trajectory, gold) for trajectory in ended
-            )
-            lost_replies = [text for answer in answers for text in answer.flaws]
-            summaries = [answer.value for answer in answers]
-            if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
-                return _Suggestion(skipped="fewer than two rollouts could be summarized", unreadable=lost_replies)
-            contrasted = Group(task=group.task, trajectories=tuple(ended))
-            answer = await self.reflector.contrast(step, contrasted, summaries, lesson_set, gold)
-        except PromptTooLongError as failure:
-            return _Suggestion(skipped=failure.what)
-        return self._limited(answer.value, [*lost_replies, *answer.flaws])
-
-    def _limited(self, operations: Sequence[Operation] | None, unreadable: Sequence[str]) -> _Suggestion:
-        """The first changes that one group may make; a "keep" does not count. Without a reply the group is broken."""
-        if operations is None:
-            return _Suggestion(skipped="the critic gave no reply that could be used", unreadable=unreadable)
-        reason = f"beyond the {self.config.changes_per_group} changes of a group"
-        kept: list[Operation] = []
-        left_out: list[OperationOutcome] = []
-        changes = 0
-        for operation in operations:
-            changes += operation.kind != "keep"
-            if operation.kind != "keep" and changes > self.config.changes_per_group:
-                left_out.append(OperationOutcome(operation=operation, refused=reason))
-            else:
-                kept.append(operation)
-        return _Suggestion(operations=kept, left_out=left_out, unreadable=unreadable)
+            return "uniform"
+        return Group(task=group.task, trajectories=tuple(ended))
 
     async def _merge(self, step: int, lessons: Sequence[_Suggestion], lesson_set: LessonSet) -> _Suggestion:
         """One list for the batch. The merger is asked only where changes come from more than one group.
@@ -360,31 +345,10 @@ class LessonLearner:
         return _Suggestion(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
 
 
-def _by_majority(trajectories: Sequence[Trajectory]) -> list[Trajectory] | None:
-    """The trajectories with agreement as their reward and without their gold answer; None without a clear majority.
-
-    `rewards.votes.answer_key` says which answers are equal. A rollout without an answer has no vote and is wrong.
-    """
-    keys = [answer_key(trajectory.question, trajectory.answer) for trajectory in trajectories]
-    first, *tied = most_frequent(keys) or [None]
-    if first is None or tied:
-        return None
-    graded = zip(trajectories, keys, strict=True)
-    return [_graded(trajectory, Score(value=float(key == first))) for trajectory, key in graded]
-
-
-def _graded(trajectory: Trajectory, reward: Score | None) -> Trajectory:
-    """The trajectory with another reward, and without its gold answer."""
-    return trajectory.model_copy(update={"reward": reward, "gold": None})
-
-
 def _ended(trajectory: Trajectory) -> bool:
     return trajectory.status == "ok" and trajectory.reward is not None
 
 
 def _error(trajectory: Trajectory) -> str:
     """Return why a rollout failed, on one line."""
-    error = trajectory.error
-    if error is None:
-        return "no reward"
-    return error.line
+    return trajectory.error.line if trajectory.error else "no reward"

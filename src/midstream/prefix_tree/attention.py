@@ -1,4 +1,4 @@
-"""Attention over a prefix trie: back ends behind one interface, registered with transformers.
+"""A forward pass over a prefix trie: attention by back ends behind one interface, registered with transformers.
 
 A packed token attends to itself and its ancestors. `Layout` describes that for a forward pass of _N queries over _P
 keys of earlier passes and _N of its own; a back end computes it:
@@ -13,16 +13,18 @@ keys of earlier passes and _N of its own; a back end computes it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
-from midstream.prefix_tree.tree import TreeSegment
+from midstream.prefix_tree.stages import TreeStage
+from midstream.prefix_tree.tree import Tree, TreeSegment
 
 Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
 ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
@@ -313,17 +315,15 @@ def _block_mask(layout: Layout, device: torch.device) -> Any:
     return create_block_mask(seen, None, None, layout.queries, layout.keys, device=device)
 
 
+_compiled = cache(partial(torch.compile, dynamic=True))
+
+
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend: Any = _compile(flex_attention) if q.is_cuda else flex_attention
+    attend: Any = _compiled(flex_attention) if q.is_cuda else flex_attention
     mask = _block_mask(layout, q.device)
     return attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-
-
-@cache
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
 
 
 BACKENDS: dict[Backend, Attention] = {
@@ -335,4 +335,51 @@ BACKENDS: dict[Backend, Attention] = {
 }
 for _name in BACKENDS:
     AttentionInterface.register(implementation(_name), _attend)
-MASKS = (_mask, _gather_keys, _block_mask)  # each keeps the newest; `forward.use_backend` clears them
+
+
+# -- a forward pass ----------------------------------------------------------------------------------------------------
+
+
+def stage_hidden(
+    model: PreTrainedModel,
+    tree: Tree,
+    stage: TreeStage,
+    backend: Backend,
+    past: Sequence[list[KeyValues]] = (),
+    *,
+    keep: bool = False,
+) -> tuple[torch.Tensor, list[KeyValues]]:
+    """Last hidden states [_n, hidden] of a stage's tokens and, with `keep`, each layer's own keys and values.
+
+    `past` are the keys and values of the stages above it, first stage first. Call it within `use_backend`, and let that
+    last until the backward pass is done: gradient checkpointing runs the layers again.
+    """
+    tokens = slice(stage.start, stage.end)
+    ids, positions = (torch.from_numpy(values[tokens])[None].to(model.device) for values in (tree.ids, tree.positions))
+    layout = Layout.of(stage.segments(tree), sum(layers[0][0].shape[2] for layers in past))
+    kept: dict[int, KeyValues] = {}
+    packed = Packed(layout=layout, backend=backend, past=past, kept=kept if keep else None)
+    output = causal_lm(model).get_decoder()(input_ids=ids, position_ids=positions, use_cache=False, packed=packed)
+    return output.last_hidden_state[0], [kept[layer] for layer in sorted(kept)]
+
+
+def causal_lm(model: Any) -> Any:
+    """The causal language model under a peft wrapper; its adapter layers are inside it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@contextmanager
+def use_backend(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
+    """The model's layers attend by `backend`; afterwards as before."""
+    configs = {id(part.config): part.config for part in causal_lm(model).modules() if hasattr(part, "config")}.values()
+    before = [(config, config._attn_implementation) for config in configs]
+    try:
+        for config, _ in before:
+            config._attn_implementation = implementation(backend)
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+        # Each keeps the newest, which may be large.
+        for mask in (_mask, _gather_keys, _block_mask):
+            mask.cache_clear()

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from midstream.prefix_tree.attention import Backend
-from midstream.prefix_tree.forward import causal_lm
+from midstream.prefix_tree.attention import Backend, causal_lm
 from midstream.prefix_tree.tree import Ints, Tree
 
 # Operations that a CPU core does in the time around one attention kernel; measured with a small planner.

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from midstream.prefix_tree.attention import BACKENDS, Backend, KeyValues, Layout
-from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
+from midstream.prefix_tree.attention import BACKENDS, Backend, KeyValues, Layout, causal_lm, stage_hidden, use_backend
 from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.tree import Tree, tree_of
 

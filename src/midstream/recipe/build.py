@@ -51,7 +51,7 @@ from midstream.training.protocols import TrainableWorld
 if TYPE_CHECKING:
     from midstream.gateway.server import Gateway
 
-_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
+_INPUTS = ("cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
 
 @dataclass

@@ -69,11 +69,11 @@ def _resolved(recipe: Recipe) -> Table:
     if agent.filter is not None:
         from midstream.lessons.feedback import read_votes
 
-        read_votes(agent.filter.votes)  # raises: a filter without votes holds nothing back
-        resolved["agent"]["filter"]["votes"] = os.path.abspath(agent.filter.votes)
+        read_votes(agent.filter)  # raises: a filter without votes holds nothing back
+        resolved["agent"]["filter"] = os.path.abspath(agent.filter)
     lessons = recipe.lessons
     if lessons is not None and lessons.feedback is not None:  # a run that is resumed elsewhere votes in the same file
-        resolved["lessons"]["feedback"]["votes"] = os.path.abspath(lessons.feedback.votes)
+        resolved["lessons"]["feedback"] = os.path.abspath(lessons.feedback)
     if lessons is not None and lessons.start is not None:
         from midstream.lessons.access import read
         from midstream.lessons.lesson_set import render_modules

@@ -107,7 +107,7 @@ def _votes_digest(recipe: Recipe) -> str:
         return ""
     from midstream.lessons.feedback import digest, read_votes
 
-    return digest(read_votes(recipe.agent.filter.votes))
+    return digest(read_votes(recipe.agent.filter))
 
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool = False) -> None:

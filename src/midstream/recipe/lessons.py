@@ -119,7 +119,7 @@ def learned_keys(resolved: Mapping[str, Any], run: RunDirectory | None) -> dict[
 
     def named_in(table: Mapping[str, Any]) -> None:
         sets = [table.get("agent", {}).get("lessons"), (table.get("lessons") or {}).get("start")]
-        named = ("model", "adapter", "weights")
+        named = ("model", "weights")
         models = [engine.get(key) for engine in table.get("engines", {}).values() for key in named]
         for text in filter(None, (*sets, *models)):
             path, _ = split(str(text))

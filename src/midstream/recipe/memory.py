@@ -129,15 +129,16 @@ def weights_bytes(shape: Shape, dtype: str, learner: LearnerConfig | None) -> di
     found = {"weights": shape.parameters * width}
     if learner is None:
         return found
-    trained, state = shape.parameters, 4 if learner.masters else width
+    masters = learner.has_masters(dtype)
+    trained, state = shape.parameters, 4 if masters else width
     if learner.lora is not None:
         trained, state = shape.adapter(learner.lora.rank), 4  # in float32
         found["LoRA adapter"] = trained * state
-    elif not learner.offloads_reference:
+    elif not learner.offload:
         found["reference policy"] = trained * width
     found["gradient"] = trained * state
-    if not learner.offloads_optimizer:
-        found["AdamW"] = (3 if learner.masters else 2) * trained * state
+    if not learner.offload:
+        found["AdamW"] = (3 if masters else 2) * trained * state
     return found
 
 
@@ -153,7 +154,7 @@ def update_bytes(shape: Shape, dtype: str, learner: LearnerConfig) -> int:
     if learner.recompute_activations:
         each = shape.layers * shape.hidden * width + 2 * layer
     # Logits are made a piece at a time, and the gradient of the head before it is added to the rest.
-    head = 0 if learner.lora is not None else shape.vocabulary * shape.hidden * (width + 4 * learner.masters)
+    head = 0 if learner.lora is not None else shape.vocabulary * shape.hidden * (width + 4 * learner.has_masters(dtype))
     # A prefix tree may hold a few chunks' worth of tokens, and copies of the keys and values that its branches share.
     tokens = learner.chunk_tokens
     if learner.attention != "rows":

@@ -413,8 +413,7 @@ def _set_local(table: Table, local: Table, name: str) -> str:
     first, *others = found or ["model"]
     old, learner = engines.get(first, {}), table.get("learner", {})
     engines[first] = {**(old if old.get("type") == local["type"] else {}), **local}
-    engines[first].pop("adapter", None)
-    narrow = not training or learner.get("lora") or learner.get("masters")
+    narrow = not training or learner.get("lora")
     if narrow and engines[first].get("device", "cpu") == "cpu" and _gains_from_bfloat16(local["model"]):
         engines[first].setdefault("dtype", "bfloat16")
     engines.update({other: {"type": "reference", "engine": first} for other in others})

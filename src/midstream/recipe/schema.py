@@ -23,7 +23,7 @@ from midstream.core.seeds import Seed
 from midstream.core.stream_template import load_template
 from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.settings import ServeConfig, SessionSettings
-from midstream.lessons.settings import ROLES, FeedbackConfig, LessonsConfig
+from midstream.lessons.settings import ROLES, LessonsConfig
 from midstream.recipe.files import read_table, with_overrides
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
@@ -43,7 +43,7 @@ class AgentConfig(LoopConfig):
     """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
 
     `lessons` is a run directory or a file whose lessons are in the modules' prompts. `filter` holds back answers near
-    three distinct votes against; a text is its `votes`.
+    three distinct votes against in this file.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
 
@@ -59,7 +59,7 @@ class AgentConfig(LoopConfig):
     generator: Component
     analyst: Component | None = None
     lessons: Path | None = None
-    filter: FeedbackConfig | None = None
+    filter: Path | None = None
 
 
 class InterleavedConfig(StreamConfig):
@@ -72,7 +72,7 @@ class InterleavedConfig(StreamConfig):
     template: str
     policy: Component
     lessons: Path | None = None
-    filter: FeedbackConfig | None = None
+    filter: Path | None = None
 
 
 class DirectConfig(InterleavedConfig):
@@ -93,7 +93,7 @@ class OwnAgentConfig(Settings):
     policy: Component
     engines: dict[str, str] = {}
     lessons: Path | None = None
-    filter: FeedbackConfig | None = None
+    filter: Path | None = None
 
     @model_serializer
     def table(self) -> Table:
@@ -101,7 +101,7 @@ class OwnAgentConfig(Settings):
         others = {
             "engines": self.engines,
             "lessons": str(self.lessons) if self.lessons else None,
-            "filter": self.filter.model_dump(mode="json", exclude_none=True) if self.filter else None,
+            "filter": str(self.filter) if self.filter else None,
         }
         return self.policy.table() | {key: value for key, value in others.items() if value}
 

@@ -133,12 +133,19 @@ class FlowGRPO:
         self, step: int, sampled: Sampled, stats: Sequence[LossStats], norms: Sequence[float], *, rollout_s: float
     ) -> StepOutcome:
         """The record of a step whose updates had these losses and gradient norms."""
+        tokens = max(1, sum(part.tokens for part in stats))
         metrics = StepMetrics(
             step=step,
             policy_version=step - 1,
             learning_rate=self._learning_rate(step),
             **self._rollout_metrics(sampled.groups, sampled.kept, sampled.batches),
-            **_update_metrics(stats, norms),
+            total_tokens=sum(part.total_tokens for part in stats),
+            unique_tokens=sum(part.unique_tokens for part in stats),
+            loss=fmean(part.loss for part in stats) if stats else 0.0,
+            kl=sum(part.kl_sum for part in stats) / tokens,
+            clip_fraction=sum(part.clipped for part in stats) / tokens,
+            logprob_gap=stats[0].gap_sum / max(1, stats[0].tokens) if stats else 0.0,
+            grad_norm=fmean(norms) if norms else 0.0,
         )
         trajectories = [trajectory for group in sampled.groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
@@ -248,24 +255,21 @@ class FlowGRPO:
         for batch in batches:
             if batch.rows:
                 stats.append(self.learner.forward_backward(batch.rows, self.config.loss))
-                if not self._gap_checked:
-                    self._check_gap(stats[-1])
+                gap = stats[-1].gap_sum / max(1, stats[-1].tokens)
+                # Once after each start, before the first update, the learner's weights are those that sampled.
+                if gap > MAX_LOGPROB_GAP and not self._gap_checked:
+                    raise TrainingError(
+                        f"the learner's log-probabilities lie {gap:.3f} from the recorded ones (mean per token; at "
+                        f"most {MAX_LOGPROB_GAP} is allowed)",
+                        code="logprob-gap",
+                        cause="the server samples from other weights or another dtype than the learner's, applies "
+                        "settings of its own, or records log-probabilities before the temperature",
+                        fix="serve the learner's model in its dtype with --logprobs-mode processed_logprobs "
+                        "(docs/scale.md)",
+                    )
+                self._gap_checked = True
                 norms.append(self.learner.optimizer_step(self._learning_rate(step)))
         return stats, norms
-
-    def _check_gap(self, stats: LossStats) -> None:
-        """Once after each start, before the first update: the learner's weights are those that sampled."""
-        self._gap_checked = True
-        gap = stats.gap_sum / max(1, stats.tokens)
-        if gap > MAX_LOGPROB_GAP:
-            raise TrainingError(
-                f"the learner's log-probabilities lie {gap:.3f} from the recorded ones (mean per token; at most "
-                f"{MAX_LOGPROB_GAP} is allowed)",
-                code="logprob-gap",
-                cause="the server samples from other weights or another dtype than the learner's, applies settings of "
-                "its own, or records log-probabilities before the temperature",
-                fix="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/scale.md)",
-            )
 
     def _learning_rate(self, step: int) -> float:
         """Linear rise over the first steps, linear fall to a tenth over the last."""
@@ -273,14 +277,6 @@ class FlowGRPO:
         rise = min(1.0, step / config.warmup_steps)
         fall = min(1.0, max(0.1, (config.steps - step) / config.decay_steps)) if config.decay_steps else 1.0
         return config.learning_rate * rise * fall
-
-    def _schedules(self) -> dict[str, float]:
-        """Return what changes over training, now: the stage, counted from 1, and the probabilities of tools."""
-        schedules: dict[str, float] = {"tasks.stages": self.stage + 1} if self.stages else {}
-        for tool in self.environment.tools:
-            if isinstance(tool, PerRun):
-                schedules |= tool.probabilities(self.progress)
-        return schedules
 
     def _rollout_metrics(
         self, groups: Sequence[Group], kept: Sequence[Group], batches: Sequence[RowBatch]
@@ -308,6 +304,11 @@ class FlowGRPO:
             for group in (kept if self.config.turns == "merged" else ())
             for trajectory in group.trajectories
         ]
+        # What changes over training: the stage, counted from 1, and the probabilities of tools.
+        schedules: dict[str, float] = {"tasks.stages": self.stage + 1} if self.stages else {}
+        for tool in self.environment.tools:
+            if isinstance(tool, PerRun):
+                schedules |= tool.probabilities(self.progress)
         # A conversation of its own begins a row by design.
         whys = Counter(split.why for calls in merged for split in splits(calls) if split.why != "another conversation")
         return {
@@ -327,24 +328,10 @@ class FlowGRPO:
             "reward_parts": tally.parts(),
             "tool_use": tally.tools(),
             "tool_marks": tool_marks(trajectories),
-            "schedules": self._schedules(),
+            "schedules": schedules,
             "streams": tally.streams(),
             "rows": sum(len(batch.rows) for batch in batches),
             "rows_split": dict(sorted(whys.items())),
             "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
             "completion_tokens": sampled,
         }
-
-
-def _update_metrics(stats: Sequence[LossStats], norms: Sequence[float]) -> dict[str, Any]:
-    """Fields of `StepMetrics` about the optimizer steps."""
-    tokens = max(1, sum(part.tokens for part in stats))
-    return {
-        "total_tokens": sum(part.total_tokens for part in stats),
-        "unique_tokens": sum(part.unique_tokens for part in stats),
-        "loss": fmean(part.loss for part in stats) if stats else 0.0,
-        "kl": sum(part.kl_sum for part in stats) / tokens,
-        "clip_fraction": sum(part.clipped for part in stats) / tokens,
-        "logprob_gap": stats[0].gap_sum / max(1, stats[0].tokens) if stats else 0.0,
-        "grad_norm": fmean(norms) if norms else 0.0,
-    }

@@ -50,17 +50,19 @@ class LocalLearner:
     """A `training.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
-    switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's
+    switched off. What `offload.py` keeps in host memory changes no result. `masters`: train float32 copies of the
+    weights, by default of 16-bit ones. Raises `UnsupportedError` if the model's
     logits are not its head on its last hidden states.
     """
 
-    def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, masters: bool | None = None) -> None:
         self.config = config
+        self.masters = config.has_masters(str(model.dtype).removeprefix("torch.")) if masters is None else masters
         require_plain_head(model)
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None
         if not config.lora:
-            frozen = streamed_copy if config.offloads_reference else copy.deepcopy
+            frozen = streamed_copy if config.offload else copy.deepcopy
             self.reference = frozen(self.model).requires_grad_(False)
         if config.recompute_activations:
             with warnings.catch_warnings():
@@ -148,8 +150,10 @@ class LocalLearner:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if sum(weights.nbytes for weights in self.parameters) >= _RETURNED_FROM:
-            return_memory()
+        if sys.platform == "linux" and sum(weights.nbytes for weights in self.parameters) >= _RETURNED_FROM:
+            # glibc keeps freed memory: a process would grow from update to update.
+            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+                trim(0)
         return norm
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
@@ -248,13 +252,14 @@ class LocalLearner:
                 saved = type(self.model).from_pretrained(directory, dtype=self.model.dtype)
                 self.model.load_state_dict(saved.state_dict())
             elif (directory / ".metadata").exists():
-                from midstream.training import sharded  # half a second, for what several ranks have written alone
+                # Imported where used: it takes half a second, for what only several ranks have written.
+                from midstream.training.ranks import load_state
 
-                self._prepared = sharded.load_state(directory, self.model, self.reference, self.optimizer)
+                self._prepared = load_state(directory, self.model, self.reference, self.optimizer)
             else:
                 # To the host first: a device that holds one model and its optimizer need not have room for two. Nor
                 # need the host: what is in its memory already is copied there from the file.
-                mapped = self.config.offloads_optimizer
+                mapped = self.config.offload
                 path = directory / "learner.pt"
                 self._load_whole(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
         except (KeyError, RuntimeError, ValueError, OSError, EOFError, UnpicklingError) as failure:
@@ -268,7 +273,7 @@ class LocalLearner:
         other = state["model"].keys() ^ _trainable(self.model).keys()
         if other:
             raise KeyError(min(other))
-        if not self.config.masters and any("master" in one for one in state["optimizer"]["state"].values()):
+        if not self.masters and any("master" in one for one in state["optimizer"]["state"].values()):
             raise KeyError("master")
         # Frozen weights are not in it.
         self.model.load_state_dict(state["model"], strict=False)
@@ -286,8 +291,8 @@ class LocalLearner:
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         config = self.config
         settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "weight_decay": config.weight_decay}
-        if config.offloads_optimizer or config.masters:
-            return StreamedAdamW(self.parameters, host=config.offloads_optimizer, masters=config.masters, **settings)
+        if config.offload or self.masters:
+            return StreamedAdamW(self.parameters, host=config.offload, masters=self.masters, **settings)
         return torch.optim.AdamW(self.parameters, **settings)
 
     # What a learner over several processes does more (`ranks.py`).
@@ -313,12 +318,6 @@ class LocalLearner:
         """The trie of a batch, and how the batch is computed."""
         tree = tree_of([row.prompt_ids + row.completion_ids for row in rows])
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
-
-
-def return_memory() -> None:
-    """Give freed memory back to the system, which glibc keeps: a process would grow from update to update."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def any_sampled(rows: Sequence[Row]) -> bool:
@@ -358,7 +357,7 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
                 f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
                 f"{trained.lora_alpha}",
                 code="setting-conflict",
-                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
+                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base",
             )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")

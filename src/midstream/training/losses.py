@@ -157,8 +157,7 @@ class PolicyLoss(Settings):
         kl_coefficient: beta; 0 needs no reference policy
         kl_kind: `k1`, `k2`, `k3`, or with `+` for the gradient of k2; k1 as a penalty has a gradient of mean 0
         aggregation: `trajectory-turn-token` (the paper), `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum` or
-            `seq-mean-token-sum-norm`
-        horizon: tokens that `seq-mean-token-sum-norm` divides by; by default the most that a row could have
+            `seq-mean-token-sum-norm`, which divides by the most tokens that a row could have
         type: a function of yours in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
     """
 
@@ -169,14 +168,7 @@ class PolicyLoss(Settings):
     kl_coefficient: float = Field(default=0.001, ge=0)
     kl_kind: KlKind = "k3"
     aggregation: Aggregation = "trajectory-turn-token"
-    horizon: int | None = Field(default=None, ge=1)
     type: str | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """True if it is the clipped ratio alone, without KL, dual clip or a function of your own."""
-        no_more = not self.kl_coefficient and self.dual_clip is None
-        return type(self) is PolicyLoss and self.surrogate == "ppo" and no_more
 
     def per_token(
         self,

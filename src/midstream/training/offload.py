@@ -37,7 +37,7 @@ def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
     """
     device = model.device
     # Found in the memo, a parameter is not copied again: the device never holds two models.
-    memo: dict[int, Any] = {
+    memo: dict[int, object] = {
         id(weights): nn.Parameter(on_host(weights).copy_(weights.detach()), requires_grad=False)
         for weights in model.parameters()
     }
@@ -104,10 +104,13 @@ class StreamedAdamW(torch.optim.AdamW):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in parameters:
                 if not self.state[parameter]:
-                    self._begin(parameter)
-            for bucket in _buckets(parameters, BUCKET):
-                self._update(bucket, group)
-            for parameter in parameters:
+                    state = self.state[parameter] = self._empty(parameter)
+                    state["exp_avg"].zero_()
+                    state["exp_avg_sq"].zero_()
+                    if self._masters:
+                        state["master"].copy_(parameter.detach())
+                for start in range(0, parameter.numel(), BUCKET):
+                    self._update(parameter, slice(start, start + BUCKET), group)
                 self.state[parameter]["step"] += 1
             if self._host and parameters and parameters[0].device.type == "cuda":
                 # What is saved next must have arrived.
@@ -131,29 +134,20 @@ class StreamedAdamW(torch.optim.AdamW):
         make = on_host if self._host else torch.empty_like
         return {"step": torch.tensor(0.0)} | {name: make(parameter.detach(), dtype=dtype) for name in self._names}
 
-    def _begin(self, parameter: nn.Parameter) -> None:
-        state = self.state[parameter] = self._empty(parameter)
-        state["exp_avg"].zero_()
-        state["exp_avg_sq"].zero_()
-        if self._masters:
-            state["master"].copy_(parameter.detach())
-
-    def _update(self, bucket: list[tuple[nn.Parameter, slice]], group: dict[str, Any]) -> None:
-        """Bring a bucket's state to the device, update it there, and bring it back."""
-        kept = [[self.state[owner][name].view(-1)[span] for owner, span in bucket] for name in self._names]
-        state = kept
-        if self._host:
-            device = bucket[0][0].device
-            state = [[_on_device(piece, device) for piece in pieces] for pieces in kept]
+    def _update(self, parameter: nn.Parameter, piece: slice, group: dict[str, Any]) -> None:
+        """Bring the state of a piece of a parameter, flattened, to the device, update it there, and bring it back."""
+        kept = [self.state[parameter][name].view(-1)[piece] for name in self._names]
+        state = [_on_device(values, parameter.device) for values in kept] if self._host else kept
         # `detach` and not `data`: an engine that shares the model sees from its version that it changed.
-        weights = [owner.detach().view(-1)[span] for owner, span in bucket]
+        weights = parameter.detach().view(-1)[piece]
         adamw(
-            state[2] if self._masters else weights,
-            [owner.grad.reshape(-1)[span] for owner, span in bucket],  # type: ignore[union-attr]
-            state[0],
-            state[1],
+            [state[2] if self._masters else weights],
+            [parameter.grad.reshape(-1)[piece]],  # type: ignore[union-attr]
+            [state[0]],
+            [state[1]],
             [],
-            [self.state[owner]["step"].clone() for owner, _ in bucket],  # each call counts them up
+            # Each call counts it up.
+            [self.state[parameter]["step"].clone()],
             foreach=group["foreach"],
             fused=group["fused"],
             amsgrad=group["amsgrad"],
@@ -165,27 +159,7 @@ class StreamedAdamW(torch.optim.AdamW):
             maximize=group["maximize"],
         )
         if self._masters:
-            for piece, master in zip(weights, state[2], strict=True):
-                piece.copy_(master)
+            weights.copy_(state[2])
         if self._host:
-            for pieces, changed in zip(kept, state, strict=True):
-                for piece, new in zip(pieces, changed, strict=True):
-                    piece.copy_(new, non_blocking=piece.is_pinned())
-
-
-def _buckets(parameters: list[nn.Parameter], size: int) -> Iterator[list[tuple[nn.Parameter, slice]]]:
-    """The parameters in order, flattened, in pieces of `size` numbers in all; the last one may be smaller."""
-    bucket: list[tuple[nn.Parameter, slice]] = []
-    room = size
-    for parameter in parameters:
-        start = 0
-        while start < parameter.numel():
-            stop = min(parameter.numel(), start + room)
-            bucket.append((parameter, slice(start, stop)))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield bucket
-                bucket, room = [], size
-    if bucket:
-        yield bucket
+            for values, new in zip(kept, state, strict=True):
+                values.copy_(new, non_blocking=values.is_pinned())

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from midstream.core.errors import TrainingError, UnsupportedError
-from midstream.prefix_tree.attention import Backend, KeyValues
+from midstream.prefix_tree.attention import Backend, KeyValues, causal_lm, stage_hidden, use_backend
 from midstream.prefix_tree.cost import Cost
-from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
 from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import Ints, Tree, tree_of

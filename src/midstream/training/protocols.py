@@ -137,11 +137,7 @@ class TrainableWorld(Protocol):
         ...
 
     def readable(self, question: str) -> str:
-        """Return a user's question as a model of this world reads it.
-
-        Raises:
-            UsageError: it has words that the model does not know.
-        """
+        """Return a user's question as a model of this world reads it; `UsageError` for words that it does not know."""
         ...
 
     def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
@@ -149,23 +145,13 @@ class TrainableWorld(Protocol):
         ...
 
     def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Check, before any work, that `check_warm_start` can use these validation tasks.
-
-        Raises:
-            RecipeError: it cannot.
-        """
+        """Raise `RecipeError`, before any work, if `check_warm_start` cannot use these validation tasks."""
         ...
 
     async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
-        """Check a warm-started model before reinforcement; returns a line for the log.
+        """Check a warm-started model, on validation tasks, before reinforcement; returns a line for the log.
 
-        Args:
-            environment: around the model.
-            tasks: the validation tasks.
-            least: the lowest result that passes, in [0, 1] (`warm_start.min_copy_rate`).
-            seed: seed of the rollouts.
-
-        Raises:
-            TrainingError: the model learned too little to continue.
+        `environment` is around the model, `least` the lowest result that passes, in [0, 1]
+        (`warm_start.min_copy_rate`). Raises `TrainingError` if the model learned too little to continue.
         """
         ...

@@ -1,13 +1,17 @@
-"""The learner over several processes of torchrun: FSDP2 or DDP. Rank 0 leads; the others do what it announces.
+"""The learner over several processes of torchrun, with FSDP2. Rank 0 leads; the others do what it announces.
 
 Every rank computes the gradient of its own rows. During an update the weights are whole on each rank: FSDP2 gathers
 them once before its passes, and one more pass, of a single token that adds zero, reduces the gradient afterwards. So
 all ranks make the same collective calls, however many passes their rows take.
+
+A checkpoint holds what `LocalLearner.save` writes, in the format of torch.distributed.checkpoint: each rank writes its
+parts, and reads those that it needs. Any number of ranks reads what any number has written, one included.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -20,17 +24,25 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
+from midstream.prefix_tree.attention import causal_lm
 from midstream.prefix_tree.cost import Cost
-from midstream.prefix_tree.forward import causal_lm
 from midstream.prefix_tree.tree import common_prefix
-from midstream.training import sharded
 from midstream.training.learner import LocalLearner, any_sampled
 from midstream.training.losses import PolicyLoss
 from midstream.training.passes import require_prompt
@@ -41,10 +53,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+_WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 _WAIT = timedelta(days=30)  # for rank 0 to announce the next update: rollouts take as long as they take
 
 
-def on_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+def on_every_rank(method: Callable[Concatenate[RankedLearner, P], T]) -> Callable[Concatenate[RankedLearner, P], T]:
     """A method that rank 0 announces before it runs it, so that the other ranks run it with the same arguments."""
 
     @wraps(method)
@@ -81,31 +95,33 @@ def _losses() -> Iterator[None]:
 
 
 class RankedLearner(LocalLearner):
-    """A `LocalLearner` whose rows, and with FSDP2 whose weights, gradient and moments, are divided among the ranks.
+    """A `LocalLearner` whose rows, weights, gradient and moments are divided among the ranks.
 
     Every rank makes one, within `joined`; then rank 0 calls its methods as with any learner, while the others are
-    in `serve`. `sampled`: an engine in this process samples from `model`; with FSDP2 that is then a whole copy, on
-    rank 0 alone, which `publish` brings up to date.
+    in `serve`. `sampled`: an engine in this process samples from `model`; that is then a whole copy, on rank 0 alone,
+    which `publish` brings up to date.
 
-    Raises `UnsupportedError` for a model that changes its weights between steps, with FSDP2.
+    Raises `UnsupportedError` for a model that changes its weights between steps, and for offload.
     """
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, sampled: bool) -> None:
         self.rank, self.ranks, self.inside = dist.get_rank(), dist.get_world_size(), False
         self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
         self.replica: PreTrainedModel | None = None
-        self._ddp: DistributedDataParallel | None = None
-        self._kind, self._masters = model.dtype, config.masters
-        _require_fit(model, config)
-        if config.parallel == "ddp":
-            super().__init__(model, config)
-            self._ddp = DistributedDataParallel(self.model)
-            return
-        # With FSDP2 the masters are the divided weights themselves.
-        super().__init__(model, config.model_copy(update={"masters": False}))
+        if config.offload or hasattr(model, "before_step"):
+            redrawn = "a model that changes its weights between steps (engine type tiny)"
+            raise UnsupportedError(
+                f"{'learner.offload = true' if config.offload else redrawn} does not go with several processes",
+                code="setting-conflict",
+                cause="between updates no rank has whole weights; its share of them stays on its device",
+                fix="leave out --nproc" + ", or set learner.offload = false" * config.offload,
+            )
+        # The masters are the divided weights themselves.
+        super().__init__(model, config, masters=False)
+        self._dtype, masters = model.dtype, config.has_masters(str(model.dtype).removeprefix("torch."))
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
-        _divide(self.model, masters=config.masters)
+        _divide(self.model, masters=masters)
         if self.reference is not None:
             _divide(self.reference)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -113,7 +129,7 @@ class RankedLearner(LocalLearner):
 
     # -- between the ranks --------------------------------------------------------------------------------------------
 
-    def announce(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def announce(self, name: str, *args: object, **kwargs: object) -> None:
         """Rank 0: have the other ranks call the method `name`; "" ends their `serve`."""
         dist.broadcast_object_list([(name, args, kwargs)], src=0, group=self._announcements)
 
@@ -168,7 +184,7 @@ class RankedLearner(LocalLearner):
     # -- the learner --------------------------------------------------------------------------------------------------
 
     before_step = on_every_rank(LocalLearner.before_step)  # pyright: ignore[reportAssignmentType]
-    # With FSDP2, each rank changes its own part, and restores what a run on any number of ranks has saved.
+    # Each rank changes its own part, and restores what a run on any number of ranks has saved.
     optimizer_step = on_every_rank(LocalLearner.optimizer_step)  # pyright: ignore[reportAssignmentType]
     load = on_every_rank(LocalLearner.load)  # pyright: ignore[reportAssignmentType]
 
@@ -218,39 +234,44 @@ class RankedLearner(LocalLearner):
     @on_every_rank
     def export_weights(self, directory: Path, state: Any = None) -> None:
         """Rank 0 writes what all hold."""
-        if self._ddp is not None:
-            if self.rank == 0:
-                super().export_weights(directory)
-            return
         state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
-            # Each tensor is written once: a tied head has two names.
+            # Each tensor is written once: a tied head has two names. Masters are in float32, an adapter is always.
             own = [name for name, _ in self.model.named_parameters()]
-            kind = self._kind if self._masters else None
-            state = {name: state[name].to(kind) for name in own if name in state}
-            super().export_weights(directory, state)
+            kind = None if self.config.lora else self._dtype
+            super().export_weights(directory, {name: state[name].to(kind) for name in own if name in state})
 
     @on_every_rank
     def publish(self) -> None:
         """Bring the copy that is sampled from up to date."""
-        if self._ddp is None:
-            state: Any = get_model_state_dict(self.model, options=_GATHERED)
-            if self.replica is not None:
-                self.replica.load_state_dict(state, strict=False)
+        state: Any = get_model_state_dict(self.model, options=_GATHERED)
+        if self.replica is not None:
+            self.replica.load_state_dict(state, strict=False)
 
     @on_every_rank
     def save(self, directory: Path) -> None:
-        """Each rank writes its parts; with DDP, rank 0 writes everything."""
-        if self._ddp is None:
-            sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
-        elif self.rank == 0:
-            super().save(directory)
+        """Each rank writes its parts. A full disk shows as an `OSError`."""
+        begun = bool(self.optimizer.state)
+        with _own_errors():
+            state = _state(self.model, self.reference, self.optimizer, self._prepared, begun=begun)
+            save_parts(state, checkpoint_id=directory)
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        if self._ddp is not None:
-            super()._load_whole(state)
-            return
-        sharded.load_whole(state, self.model, self.reference, self.optimizer)
+        """Divide what one process wrote among the ranks."""
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        other = state["model"].keys() ^ set(names)
+        if other:
+            raise KeyError(min(other))
+        set_model_state_dict(self.model, state["model"], options=_WHOLE)
+        if self.reference is not None:
+            set_model_state_dict(self.reference, state["reference"], options=_WHOLE)
+        moments, groups = state["optimizer"]["state"], state["optimizer"]["param_groups"]
+        if moments:
+            named = {
+                "state": {names[place]: moments[place] for place in moments},
+                "param_groups": [{**group, "params": [names[place] for place in group["params"]]} for group in groups],
+            }
+            set_optimizer_state_dict(self.model, self.optimizer, named, options=_WHOLE)
         self._prepared = state.get("prepared")
 
     # -- whole weights ------------------------------------------------------------------------------------------------
@@ -261,66 +282,30 @@ class RankedLearner(LocalLearner):
 
         Outside an update, of rank 0 alone, it belongs to the copy that is sampled from: with LoRA, without its adapter.
         """
-        if self._ddp is not None:
-            with super().reference_policy() as model:
-                yield model
-        elif not self.inside:
-            if self.replica is None or self.reference is not None:
-                raise UnsupportedError(
-                    "the reference policy cannot be sampled from: its weights are divided among the ranks",
-                    code="setting-conflict",
-                    fix="set learner.parallel = ddp, train a LoRA adapter, or train in one process",
-                )
-            with self.replica.disable_adapter():  # type: ignore[operator]
-                yield self.replica
-        else:
+        if self.inside:
             with _gather(self.reference or self.model), super().reference_policy() as model:
                 yield model
+            return
+        if self.replica is None or self.reference is not None:
+            raise UnsupportedError(
+                "the reference policy cannot be sampled from: its weights are divided among the ranks",
+                code="setting-conflict",
+                fix="train a LoRA adapter, or train in one process",
+            )
+        with self.replica.disable_adapter():  # type: ignore[operator]
+            yield self.replica
 
     @contextmanager
     def _accumulate(self) -> Iterator[None]:
         """Where gradients are added up on each rank; at its end they become the sum over the ranks."""
-        divided: Any = self.model if self._ddp is None else None
-        earlier = [parameter.grad for parameter in self.parameters]
-        if divided is None:
-            # Else what is the sum of all ranks already would be summed again.
-            self.optimizer.zero_grad()
-        else:
-            divided.set_requires_gradient_sync(False)
+        divided: Any = self.model
+        divided.set_requires_gradient_sync(False)
         with _gather(self.model):
             try:
                 yield
             finally:
-                if divided is not None:
-                    divided.set_requires_gradient_sync(True)
-                whole = self._ddp or self.model
-                (whole(input_ids=_token(self.model), use_cache=False).logits.sum() * 0).backward()
-        if divided is None:
-            for parameter, before in zip(self.parameters, earlier, strict=True):
-                assert parameter.grad is not None
-                # DDP takes the mean over the ranks, and the sum is wanted.
-                parameter.grad.mul_(self.ranks)
-                if before is not None:
-                    parameter.grad += before
-
-
-def _require_fit(model: PreTrainedModel, config: LearnerConfig) -> None:
-    """Refuse what cannot be divided among ranks, or not in this way."""
-    if config.parallel == "ddp":
-        conflict = config.masters and ("learner.masters = true", "DDP sums gradients in the type of the weights")
-    elif hasattr(model, "before_step"):
-        conflict = "engine type tiny", "its model redraws embeddings, which no rank has whole"
-    else:
-        offload = f"learner.offload = {config.offload}", "what FSDP2 divides stays on the devices"
-        conflict = config.offload != "none" and offload
-    if conflict:
-        what, cause = conflict
-        raise UnsupportedError(
-            f"{what} does not go with learner.parallel = {config.parallel}",
-            code="setting-conflict",
-            cause=cause,
-            fix=f"set learner.parallel = {'fsdp2' if config.parallel == 'ddp' else 'ddp'}, or train in one process",
-        )
+                divided.set_requires_gradient_sync(True)
+                (divided(input_ids=_token(self.model), use_cache=False).logits.sum() * 0).backward()
 
 
 def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:
@@ -367,6 +352,61 @@ def _token(model: PreTrainedModel) -> torch.Tensor:
     return torch.zeros(1, 1, dtype=torch.long, device=model.device)
 
 
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def load_state(
+    directory: Path, model: torch.nn.Module, reference: torch.nn.Module | None, optimizer: torch.optim.Optimizer
+) -> int | None:
+    """Restore what the ranks of `RankedLearner.save` wrote, on any number of them, one included; returns `prepared`.
+
+    Raises `KeyError`, `RuntimeError` or `ValueError` where it does not fit the model.
+    """
+    metadata = FileSystemReader(directory).read_metadata().state_dict_metadata
+    # An optimizer without a step has no state; asking for it would make some, one step old.
+    begun = any(name.startswith("optimizer.") for name in metadata)
+    state = _state(model, reference, optimizer, None, begun=begun)
+    other = {name for name in metadata if name.startswith("model.")} ^ {f"model.{name}" for name in state["model"]}
+    if other:
+        raise KeyError(min(other))
+    with warnings.catch_warnings(), _own_errors():
+        # One process needs no process group.
+        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")
+        load_parts(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
+    set_model_state_dict(model, state["model"], options=_TRAINED)
+    if reference is not None:
+        set_model_state_dict(reference, state["reference"])
+    if begun:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED)
+    return state["prepared"]
+
+
+def _state(
+    model: torch.nn.Module,
+    reference: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    prepared: int | None,
+    *,
+    begun: bool,
+) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": get_model_state_dict(model, options=_TRAINED), "prepared": prepared}
+    if reference is not None:
+        state["reference"] = get_model_state_dict(reference)
+    if begun:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_TRAINED)
+    return state
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what a rank met, in place of torch's exception, which no `except Exception` catches."""
+    try:
+        yield
+    except CheckpointException as error:
+        first: Any = next(iter(error.failures.values()))
+        raise first[0] from error
+
+
 # -- which rank computes which rows ------------------------------------------------------------------------------------
 
 
@@ -387,11 +427,8 @@ def shares(rows: Sequence[Row], ranks: int, cost: Cost, *, shared: bool) -> list
     def work(place: int, known: int) -> int:
         """Operations of a row whose first `known` tokens are computed already."""
         row, length = rows[order[place]], len(arrays[place])
-        predicted = (
-            length - max(known, len(row.prompt_ids))
-            if not row.sampled
-            else sum(row.sampled[max(0, known - len(row.prompt_ids)) :])
-        )
+        sampled = row.sampled or (True,) * len(row.completion_ids)
+        predicted = sum(sampled[max(0, known - len(row.prompt_ids)) :])
         pairs = (length * (length + 1) - known * (known + 1)) // 2
         return (length - known) * cost.token + pairs * cost.pair + predicted * cost.predicted
 

@@ -305,7 +305,7 @@ def _apply_weights(
     # Ids of trajectories might repeat, places cannot.
     places = [place for place, own in enumerate(drafts) for _ in own]
     lengths = [sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows]
-    horizon = config.loss.horizon or max((call.sampling.max_tokens for call in calls), default=None)
+    horizon = max((call.sampling.max_tokens for call in calls), default=None)
     weights = row_weights(lengths, config.loss.aggregation, places, horizon=horizon)
     drawn = [
         replace(row, weight=weight, kl_weight=weight * row.kl_weight)

@@ -21,7 +21,7 @@ from typing import Any
 
 from midstream.components.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
-from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
+from midstream.core.events import Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.seeds import derive_seed
 from midstream.core.source import TaskSource
@@ -35,12 +35,11 @@ from midstream.runs.files import storage_errors
 from midstream.runs.segments import result_name
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.protocols import Learner, Student
-from midstream.training.settings import TrainingConfig, WarmStartConfig
-from midstream.training.sharing import sharing_warning
-from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
+from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
+from midstream.training.supervised import SupervisedTraining, drawn_tasks, warm_start
 
 WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
-_CURVE_POINTS = 10
+WARN_BELOW = 1.5  # tokens of an update's rows for each unique one
 _SAVE_AFTER_S = 600.0  # of steps without a checkpoint
 _MODEL_CARD = """---
 base_model: {model}
@@ -53,9 +52,6 @@ The whole recipe is in the run's `recipe.toml`, next to this folder.
 
 Tasks: `{tasks}`. Reward: `{reward}`, in [0, 1].
 
-| step | mean reward |
-|---|---|
-{curve}
 | set | sampling | policy | success |
 |---|---|---|---|
 {results}
@@ -147,7 +143,13 @@ class TrainingSession(Session):
     async def begin(self) -> range:
         """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
         parts, run = self.parts, self.run_directory
-        loaded = run.checkpoints.load_latest(self._load)
+
+        def load(directory: Path) -> None:
+            parts.learner.load(directory)
+            if isinstance(self.algorithm, FlowGRPO):
+                self.algorithm.load_state_dict(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
+
+        loaded = run.checkpoints.load_latest(load)
         if loaded is None and run.metrics.read():
             raise CheckpointError(
                 f"{run.root} has records of training and no checkpoint: to resume would remove them",
@@ -166,22 +168,27 @@ class TrainingSession(Session):
         if loaded is None:
             if parts.evaluation.at != "none":
                 record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
-            if (warm := parts.warm_start) is not None and warm.file is None:
-                seed = derive_seed("warm start", parts.seed if warm.seed is None else warm.seed)
-                record_learned(run, "warm start", collected_tasks(parts.source, warm, seed))
+            collected: list[tuple[str, SupervisedConfig, int]] = []
+            warm = parts.warm_start
+            seed = parts.seed if warm is None or warm.seed is None else warm.seed
+            if warm is not None and warm.file is None:
+                collected.append(("warm start", warm, derive_seed("warm start", seed)))
             if parts.training.algorithm == "supervised" and parts.training.steps:
-                seed = derive_seed(parts.seed, "supervised")
-                record_learned(run, "training", collected_tasks(parts.source, parts.training.supervised, seed))
-            if parts.warm_start is not None:
+                collected.append(("training", parts.training.supervised, derive_seed(parts.seed, "supervised")))
+            for name, config, drawn in collected:
+                record_learned(
+                    run, name, [task for _, tasks in drawn_tasks(parts.source, config, drawn) for task in tasks]
+                )
+            if warm is not None:
                 await warm_start(
-                    parts.warm_start,
+                    warm,
                     learner=parts.learner,
                     student=parts.student,
                     source=parts.source,
                     make_environment=parts.make_environment,
                     teacher=parts.teacher,
                     validation=parts.set_tasks(parts.evaluation.validation),
-                    seed=parts.seed if parts.warm_start.seed is None else parts.warm_start.seed,
+                    seed=seed,
                     report=lambda text: self._phase(f"warm start: {text}"),
                 )
         self._done, steps = max(0, done), parts.training.steps
@@ -216,12 +223,14 @@ class TrainingSession(Session):
         if (why := metrics.no_contrast) and (step == 1 or metrics.tool_use.unreadable):
             example = malformed_example(outcome.trajectories, run.root)
             self.note(f"step {step} has nothing to learn from: {why}.{example}")
-        if not self._warned:
-            warning = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
-            if warning is not None:
-                self._warned = True
-                self.note(warning)
-                metrics = metrics.model_copy(update={"warnings": (warning,)})
+        if not self._warned and metrics.sharing is not None and metrics.sharing < WARN_BELOW:
+            self._warned = True
+            warning = (
+                f"step {step}: the rows of the update hold only {metrics.sharing:.2f} tokens for each unique one. "
+                "What is fixed in a prompt (instructions, tools) belongs before what differs (docs/policy-update.md)."
+            )
+            self.note(warning)
+            metrics = metrics.model_copy(update={"warnings": (warning,)})
         record_learned(run, "training", outcome.trajectories)
         run.trajectories.write(step, outcome.trajectories)
         run.metrics.append(metrics)
@@ -277,9 +286,7 @@ class TrainingSession(Session):
         ):
             name, sampling = evaluation.chosen.name, sampling_name(evaluation.temperature)
             self._phase(f"evaluation {when}: {name}, {sampling}")
-            result = await evaluate_set(self.run_directory, evaluation, self.store, note=self.note)
-            if result is not None:
-                self.listener(EvaluationFinished(result))
+            await evaluate_set(self.run_directory, evaluation, self.store, self.listener)
 
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))
@@ -293,22 +300,17 @@ class TrainingSession(Session):
     def _save(self) -> None:
         def write(directory: Path) -> None:
             self.parts.learner.save(directory)
-            (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state_dict()), encoding="utf-8")
+            state = self.algorithm.state_dict() if isinstance(self.algorithm, FlowGRPO) else {}
+            (directory / "algorithm.json").write_text(json.dumps(state), encoding="utf-8")
 
         self.run_directory.checkpoints.save(self._done, write)
         self._saved_at = self.clock()
 
-    def _load(self, directory: Path) -> None:
-        self.parts.learner.load(directory)
-        self.algorithm.load_state_dict(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
-
 
 def model_card(run: RunDirectory, engine: str) -> str:
     """The Markdown of `policy/README.md`; `engine` is the table of the model that the adapter belongs to."""
-    info, metrics = run.info(), run.metrics.read()
+    info = run.info()
     resolved: Any = info.resolved
-    every = max(1, -(-len(metrics) // _CURVE_POINTS))
-    points = [step for step in metrics if step.step % every == 0 or step is metrics[-1]]
     results = [
         f"| {found.set_name} | {found.sampling} | {found.policy} | {found.success:.1%} of {found.tasks} |\n"
         for found in run.evaluations.read()
@@ -320,7 +322,6 @@ def model_card(run: RunDirectory, engine: str) -> str:
         seed=info.seed,
         tasks=resolved["tasks"]["type"],
         reward=resolved["reward"]["type"],
-        curve="".join(f"| {step.step} | {step.reward_mean:.3f} |\n" for step in points),
         results="".join(results),
         directory=run.policy_dir.resolve(),
     )

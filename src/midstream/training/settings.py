@@ -12,7 +12,7 @@ from midstream.components.component import Component, ComponentConfig, Table, Wr
 from midstream.components.kinds import config_class
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
+from midstream.core.errors import UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
 from midstream.training.losses import PolicyLoss
 
@@ -52,11 +52,8 @@ class LearnerConfig(ComponentConfig):
         attention: how shared prefixes are computed once: `auto`, a back end of `prefix_tree/attention.py`, or `rows`
             (padded)
         lora: see `learner.lora`; without it all weights are trained
-        parallel: over several processes (`--nproc`): `fsdp2` divides weights, reference policy and AdamW's moments,
-            with `ddp` each holds all
-        offload: what stays in host memory and comes to the device a piece at a time: the `reference` policy, the
-            `optimizer` (AdamW's moments and masters), or `all`; the results are the same to the bit
-        masters: of a bfloat16 or float16 model, train float32 copies of all weights, so that small steps add up
+        offload: keep the reference policy and AdamW's state in host memory, and bring them to the device a piece at a
+            time; the results are the same to the bit
         threads: CPU threads of PyTorch; by default 1 for a `tiny` model (repeats bit for bit), else all cores, or
             OMP_NUM_THREADS
     """
@@ -72,42 +69,13 @@ class LearnerConfig(ComponentConfig):
     recompute_activations: bool = False
     attention: Literal["auto", "rows", "dense", "gather", "cascade", "varlen", "flex"] = "auto"
     lora: LoraConfig | None = None
-    parallel: Literal["fsdp2", "ddp"] = "fsdp2"
-    offload: Literal["none", "reference", "optimizer", "all"] = "none"
-    masters: bool = False
+    offload: bool = False
     threads: int | None = Field(default=None, ge=1, le=1024)
 
     @classmethod
     def chosen(cls, table: Table, name: str) -> Table:
         """Return a recipe's table with this learner, registered as `name`, as `--engine` of `train` does."""
         return {**table, "learner": {**table.get("learner", {}), "type": name}}
-
-    def check_recipe(self, where: str, recipe: Any) -> None:
-        """Check that the weights of a recipe that trains can be trained so. Raises `RecipeError`."""
-        name = recipe.trained_engine
-        dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
-        if dtype != "float32" and self.lora is None and not self.masters:
-            raise RecipeError(
-                f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
-                code="setting-conflict",
-                cause="AdamW steps by about the learning rate, less than the distance of two such numbers",
-                fix=f'set {where}.masters = true, or dtype = "float32", or add [learner.lora], an adapter in float32',
-            )
-        if self.masters and (dtype == "float32" or self.lora is not None):
-            already = f"{where}.lora" if self.lora is not None else f"engines.{name}.dtype = {dtype!r}"
-            raise RecipeError(
-                f"{where}.masters = true with {already}",
-                code="setting-conflict",
-                cause="masters are float32 copies of the trained weights, and these are float32 already",
-                fix=f'remove {where}.masters, or train all weights of an engine with dtype = "bfloat16"',
-            )
-        if self.lora is not None and self.offload == "reference":
-            raise RecipeError(
-                f"{where}.offload = 'reference' with {where}.lora",
-                code="setting-conflict",
-                cause="the reference policy is the model without its adapter: there is no copy that could be elsewhere",
-                fix=f'remove {where}.offload, or set it to "optimizer"',
-            )
 
     def plan(self, build: Any, root: Path) -> list[str]:
         """Return more lines for a dry run of a run in `root`."""
@@ -131,15 +99,9 @@ class LearnerConfig(ComponentConfig):
         """Return what trains in a run directory, in place of midstream's own session; None for that one."""
         return None
 
-    @property
-    def offloads_reference(self) -> bool:
-        """True if the reference policy is in host memory; with LoRA it is the model itself, and stays."""
-        return self.lora is None and self.offload in ("reference", "all")
-
-    @property
-    def offloads_optimizer(self) -> bool:
-        """True if AdamW's state is in host memory."""
-        return self.offload in ("optimizer", "all")
+    def has_masters(self, dtype: str) -> bool:
+        """True if float32 copies of all weights are trained: in 16 bits, AdamW's small steps would be lost."""
+        return self.lora is None and dtype in ("bfloat16", "float16")
 
 
 class SupervisedConfig(Settings):
@@ -147,18 +109,13 @@ class SupervisedConfig(Settings):
 
     Attributes:
         transcripts: trajectories of the teacher to record
-        successes_only: only trajectories of reward 1; of a reward with parts, only with every part in full
         batch_size: rows of an update
         learning_rate: constant in `training.supervised`, the peak in `[warm_start]`
-        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
-            replies differ
     """
 
     transcripts: int = Field(default=5000, ge=1)
-    successes_only: bool = False
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=2.5e-3, gt=0)
-    similar: Literal["prompts", "rows"] = "prompts"
 
     @property
     def at_once(self) -> int:
@@ -180,6 +137,8 @@ class WarmStartConfig(SupervisedConfig):
         policy: settings of the teacher
         min_copy_rate: the least share of first look-ups that must name a place of the question (the world's check)
         lessons: share of transcripts with lessons in their prompts, which the teacher follows
+        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
+            replies differ
         shared_prefixes: compute what the prompts of a batch share once; needs `prompt_weight = 0`
         copying: share of updates on random tokens that come twice, of which the second time is learned; a small
             language model learns to copy names from them
@@ -196,6 +155,7 @@ class WarmStartConfig(SupervisedConfig):
     policy: dict[str, Any] = Field(default_factory=dict)
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
+    similar: Literal["prompts", "rows"] = "prompts"
     shared_prefixes: bool = False
     copying: float = Field(default=0.0, ge=0, lt=1)
     wrappers: Wrappers = {}
@@ -221,9 +181,11 @@ class ImitationConfig(SupervisedConfig):
 
     Attributes:
         planner: a table such as `[agent.planner]`: whose transcripts; by default the warm start's teacher
+        successes_only: only trajectories of reward 1; of a reward with parts, only with every part in full
     """
 
     planner: Component | None = None
+    successes_only: bool = False
 
 
 class OverlongConfig(Settings):
@@ -399,15 +361,11 @@ class TrainingConfig(Settings):
         return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
-    def _one_advantage(self) -> TrainingConfig:
+    def _fits_together(self) -> TrainingConfig:
         others = {"baseline": "group_mean", "normalize_by_std": True, "advantage_over": "trajectories"}
         changed = [name for name, default in others.items() if getattr(self, name) != default]
         if self.advantage is not None and changed:
             raise ValueError(f"advantage takes the place of {changed[0]}: leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _enough_groups(self) -> TrainingConfig:
         if self.minibatches > self.tasks_per_step:
             raise ValueError(f"minibatches {self.minibatches} exceeds tasks_per_step {self.tasks_per_step}")
         return self

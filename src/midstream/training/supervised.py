@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.components.component import Component
-from midstream.core.engine import Request
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
 from midstream.core.seeds import derive_seed
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
-from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import MakeEnvironment
 from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
 from midstream.training.protocols import Learner, Row, Student, TrainableWorld
-from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
-from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
+from midstream.training.settings import ImitationConfig, SupervisedConfig, TrainingConfig, WarmStartConfig
+from midstream.training.transcripts import (
+    row_of_transcript,
+    rows_of_file,
+    rows_of_replies,
+    supervised_row,
+    transcript_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_PROMPTED = ("planner", "executor", "verifier", "generator")
 
 MAX_BROKEN = 0.01  # share of transcripts
 COPYING_FIRST = 48  # updates, half of which are on random tokens said twice where the recipe has such
@@ -73,15 +75,11 @@ class Transcripts:
         return self._epoch[1][place]
 
 
-def collected_tasks(source: TaskSource, config: SupervisedConfig, seed: int) -> list[Task]:
-    """All tasks that `collect` runs."""
-    starts = range(0, config.transcripts, config.at_once)
-    return [task for start in starts for task in _draw_tasks(source, config, seed, start)]
-
-
-def _draw_tasks(source: TaskSource, config: SupervisedConfig, seed: int, start: int) -> list[Task]:
-    count = min(config.at_once, config.transcripts - start)
-    return source.sample("train", count, derive_seed(seed, "transcripts", start))
+def drawn_tasks(source: TaskSource, config: SupervisedConfig, seed: int) -> Iterator[tuple[int, list[Task]]]:
+    """The tasks that `collect` runs, some hundreds at a time, each time with how many came before."""
+    for start in range(0, config.transcripts, config.at_once):
+        count = min(config.at_once, config.transcripts - start)
+        yield start, source.sample("train", count, derive_seed(seed, "transcripts", start))
 
 
 async def collect(
@@ -102,11 +100,11 @@ async def collect(
     agent = environment.agent
     template = agent.template if isinstance(agent, InterleavedLoop) else None
     world = source if lessons > 0 and isinstance(source, TrainableWorld) else None
+    successes = isinstance(config, ImitationConfig) and config.successes_only
     rows: list[Row] = []
     broken = 0
-    for start in range(0, config.transcripts, config.at_once):
+    for start, tasks in drawn_tasks(source, config, seed):
         report(f"collecting transcripts {start}/{config.transcripts}")
-        tasks = _draw_tasks(source, config, seed, start)
         groups = await rollout(
             environment,
             tasks,
@@ -118,9 +116,9 @@ async def collect(
             trajectory = group.trajectories[0]
             broken += trajectory.status == "error"
             success = trajectory.reward is not None and trajectory.reward.value == 1
-            if trajectory.status == "ok" and (success or not config.successes_only):
+            if trajectory.status == "ok" and (success or not successes):
                 if template is None:
-                    rows += _rows(trajectory, student, roles)
+                    rows += rows_of_replies(trajectory, student, roles)
                 elif transcript := transcript_of(trajectory, template):
                     # It is None where the policy wrote nothing.
                     rows.append(row_of_transcript(transcript, student.codec, trajectory.id))
@@ -130,25 +128,6 @@ async def collect(
             code="no-transcripts",
             fix="fix the tool; `midstream eval` of the recipe names its errors",
         )
-    return rows
-
-
-def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> list[Row]:
-    """One row for each delivered reply of the modules `roles`, tokenized from text: nothing was sampled by the student.
-
-    A reply that was cut off has no end, and teaches none; an empty one makes no row.
-    """
-    tokenizer, rows = student.tokenizer, []
-    for call in trajectory.calls:
-        if call.role not in roles or not call.delivered:
-            continue
-        end = () if call.finish_reason == "length" else (cast(int, tokenizer.eos_token_id),)
-        completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
-        # A prompted module's reply, of which midstream wrote the opening.
-        begun = call.role in _PROMPTED and bool(call.messages) and call.messages[-1].role == "assistant"
-        request = Request(role=call.role, messages=call.messages, prompt=call.prompt, continues=begun)
-        if completion:
-            rows.append(supervised_row(student.codec.encode(request), completion, trajectory.id))
     return rows
 
 
@@ -217,7 +196,7 @@ class SupervisedTraining:
     """As many supervised updates as reinforcement makes, on the transcripts of the environment's policy.
 
     With the world's own teacher it is a control; with a stronger planner it is distillation. One step is `minibatches`
-    updates at `supervised.learning_rate`, constant.
+    updates at `supervised.learning_rate`, constant. Their batches depend on the seed alone, so no checkpoint holds any.
     """
 
     config: TrainingConfig
@@ -229,20 +208,13 @@ class SupervisedTraining:
     report: Callable[[str], None]
     _transcripts: Transcripts | None = field(default=None, init=False)
 
-    def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint has to hold besides the learner's state: nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Do nothing: the batches of a step depend on the seed alone."""
-
     async def step(self, step: int) -> StepOutcome:
         """Make the step's updates; there are no trajectories."""
         config = self.config.supervised
         if self._transcripts is None:
             seed = derive_seed(self.seed, "supervised")
             rows = await collect(self.environment, self.source, self.student, config, seed, self.report)
-            self._transcripts = Transcripts(rows, config.batch_size, seed, config.similar)
+            self._transcripts = Transcripts(rows, config.batch_size, seed)
         losses = []
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
             self.learner.before_step(derive_seed(self.seed, "redraw", update))

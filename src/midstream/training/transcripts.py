@@ -13,10 +13,10 @@ or after the whole stream. They are tokenized from text: nothing was sampled fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from pydantic import JsonValue, ValidationError, model_validator
 
@@ -31,7 +31,7 @@ from midstream.engines.local.codec import TokenizerCodec
 from midstream.training.protocols import Row, Student
 
 _MAX_CHARACTERS = 1 << 28  # of a file, which is read whole
-_Part = tuple[tuple[int, ...], bool]  # token ids; whether they are learned
+_PROMPTED = ("planner", "executor", "verifier", "generator")
 
 
 class StreamPart(Frozen):
@@ -65,12 +65,10 @@ class Transcript(Frozen):
                 raise ValueError("no part of `stream` is sampled: there is nothing to learn")
         elif roles[-1:] != ["assistant"]:
             raise ValueError("the last message is not the assistant's: there is nothing to learn")
-        elif roles[0] == "assistant":
-            raise ValueError("the first message is the assistant's: it answers nothing")
+        elif ("assistant", "assistant") in pairwise(["assistant", *roles]):
+            raise ValueError("a message of the assistant does not answer another's message")
         elif not any(message.content for message in self.messages if message.role == "assistant"):
             raise ValueError("the assistant says nothing: there is nothing to learn")
-        elif ("assistant", "assistant") in pairwise(roles):
-            raise ValueError("two messages of the assistant follow each other")
         return self
 
 
@@ -100,10 +98,9 @@ def rows_of_file(path: Path, student: Student) -> list[Row]:
     for number, transcript in read_transcripts(path):
         with name_place(f"{path}, line {number}"):
             row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
-        length = len(row.prompt_ids) + len(row.completion_ids)
-        if limit is not None and length > limit:
+        if limit is not None and row.length > limit:
             raise RecipeError(
-                f"{path}, line {number} has {length} tokens; the model has {limit} positions",
+                f"{path}, line {number} has {row.length} tokens; the model has {limit} positions",
                 code="file-invalid",
                 fix="take the line out, or name a model with a longer context",
             )
@@ -136,10 +133,29 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
     return Transcript(messages=asked, stream=(*opening, *pieces), ended=ended)
 
 
+def rows_of_replies(trajectory: Trajectory, student: Student, roles: Collection[str]) -> list[Row]:
+    """One row for each delivered reply of the modules `roles`, tokenized from text: nothing was sampled by the student.
+
+    A reply that was cut off has no end, and teaches none; an empty one makes no row.
+    """
+    tokenizer, rows = student.tokenizer, []
+    for call in trajectory.calls:
+        if call.role not in roles or not call.delivered:
+            continue
+        end = () if call.finish_reason == "length" else (cast(int, tokenizer.eos_token_id),)
+        completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
+        # A prompted module's reply, of which midstream wrote the opening.
+        begun = call.role in _PROMPTED and bool(call.messages) and call.messages[-1].role == "assistant"
+        request = Request(role=call.role, messages=call.messages, prompt=call.prompt, continues=begun)
+        if completion:
+            rows.append(supervised_row(student.codec.encode(request), completion, trajectory.id))
+    return rows
+
+
 def row_of_transcript(transcript: Transcript, codec: TokenizerCodec, name: str) -> Row:
     """The supervised row of a transcript: `sampled` marks the tokens to learn."""
     messages = transcript.messages
-    parts: list[_Part] = []
+    parts: list[tuple[tuple[int, ...], bool]] = []  # token ids; whether they are learned
     if transcript.stream:
         parts = [(codec.encode_text(part.text), part.sampled) for part in transcript.stream]
         if transcript.ended and transcript.stream[-1].sampled:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from midstream.core.engine import Weights
 from midstream.core.errors import EngineError, StorageError
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.engines.openai.server import ADAPTERS_KEPT, adapter_name, load_adapter, unload_adapter, write_adapter
+from midstream.engines.openai.server import ADAPTERS_KEPT, adapter_name, change_adapter, write_adapter
 from support.errors import coded
 from support.llm_server import LLMServer
 
@@ -145,12 +145,12 @@ def run(awaitable: Awaitable[object]) -> object:
 @pytest.mark.parametrize("answer", [GOOD, ALREADY])
 def test_loading_succeeds(answer: Answer):
     path = Path("/run/adapters/version-1-ab")
-    assert run(load_adapter(path, CONFIG, partial(post_answer, answer=answer))) == adapter_name(path)
+    assert run(change_adapter("load", path, CONFIG, partial(post_answer, answer=answer))) == adapter_name(path)
 
 
 @pytest.mark.parametrize("answer", [GOOD, UNKNOWN])
 def test_unloading_succeeds(answer: Answer):
-    run(unload_adapter(Path("a"), CONFIG, partial(post_answer, answer=answer)))
+    run(change_adapter("unload", Path("a"), CONFIG, partial(post_answer, answer=answer)))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_unloading_succeeds(answer: Answer):
 )
 def test_a_refusal_says_what_to_do(answer: Answer, fix: str):
     with pytest.raises(EngineError, check=coded("adapter-refused", answer[0], fix=fix)):
-        run(load_adapter(Path("a"), CONFIG, partial(post_answer, answer=answer)))
+        run(change_adapter("load", Path("a"), CONFIG, partial(post_answer, answer=answer)))
 
 
 @pytest.mark.parametrize("fault", [503, "reset"])

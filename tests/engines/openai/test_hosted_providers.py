@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from pydantic import ValidationError
@@ -68,9 +67,7 @@ def test_a_provider_gets_what_its_documentation_says_and_nothing_else(
         fields = FIELDS if name == "openai" else fields
         call = asked(server, name)
     [path], [headers], [body] = server.paths, server.headers, server.bodies
-    where = "/v1/openai/deployments/the%2Fmodel/chat/completions" if name == "azure" else "/v1/chat/completions"
-    assert urlsplit(path).path == where
-    assert parse_qs(urlsplit(path).query) == ({"api-version": ["2024-10-21"]} if name == "azure" else {})
+    assert path == "/v1/chat/completions"
     keys = {key.title() for key, sent in headers.items() if KEY in sent}
     assert keys == {header.title()}
     assert {key.title(): sent for key, sent in headers.items()}[header.title()] == value
@@ -85,26 +82,12 @@ def test_a_field_that_is_left_out_at_its_default_is_sent_where_it_is_set(monkeyp
     assert server.bodies[0]["top_p"] == 0.9
 
 
-def test_azure_without_a_version_is_asked_at_its_undated_address(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
-    with LLMServer(lambda body: "hello") as server:
-        asked(server, "azure", api_version="")
-    assert server.paths == ["/v1/chat/completions"]
-
-
-@pytest.mark.parametrize("path", ["/openai/v1", "/openai/v1/", "/openai/deployments/m"])
-def test_the_path_that_azure_gets_from_its_version_is_not_in_its_address(path: str):
-    with pytest.raises(ValidationError, match=r"https://mine\.openai\.azure\.com'"):
-        OpenAIConfig(model="m", provider="azure", base_url=f"https://mine.openai.azure.com{path}")
-    OpenAIConfig(model="m", provider="azure", base_url=f"https://mine.openai.azure.com{path}", api_version="")
-
-
 def test_azure_has_no_address_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     with pytest.raises(ValidationError, match="RESOURCE"):
         OpenAIConfig(model="m", provider="azure")
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/")
-    assert OpenAIConfig(model="m", provider="azure").base_url == "https://mine.openai.azure.com/"
+    assert OpenAIConfig(model="m", provider="azure").base_url == "https://mine.openai.azure.com/openai/v1"
 
 
 @pytest.mark.parametrize("name", HOSTED)

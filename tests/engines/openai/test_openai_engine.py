@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import DeadlineError, EngineError, RefusedError, TransientError, UnsupportedError
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
+from midstream.engines.openai import engine as engine_module
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import checked_reply
 from support.errors import coded
@@ -202,11 +203,19 @@ def test_retry_after_is_waited_for():
     assert time.monotonic() - started >= 0.3
 
 
-def test_the_pause_grows_and_repeats():
-    engine = OpenAICompatibleEngine(OpenAIConfig(model="m", first_pause_s=1.0), "engine")
-    pauses = [engine._pause_s(failed, HELLO) for failed in (1, 2, 3)]
-    assert pauses == [engine._pause_s(failed, HELLO) for failed in (1, 2, 3)]
-    assert 0.5 <= pauses[0] <= 1 <= pauses[1] <= 2 <= pauses[2] <= 4
+def test_the_pause_grows_and_repeats(monkeypatch):
+    taken: list[list[float]] = []
+
+    async def once(attempt, *, max_attempts, pause_s):
+        taken.append([pause_s(failed) for failed in (1, 2, 3)])
+        return await attempt()
+
+    monkeypatch.setattr(engine_module, "retry", once)
+    with LLMServer(echo) as server:
+        ask(engine_for(server, first_pause_s=1.0), HELLO, HELLO)
+    first, second = taken
+    assert first == second
+    assert 0.5 <= first[0] <= 1 <= first[1] <= 2 <= first[2] <= 4
 
 
 def free_port() -> int:

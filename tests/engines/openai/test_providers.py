@@ -75,7 +75,6 @@ def test_a_local_server_is_never_fixed_with_a_key_of_openai(name: ProviderName):
         ("ollama", "http://localhost:11434/v1", "ollama serve   # and once: ollama pull q"),
         ("openai", "https://api.openai.com/v1", "check the network, or set base_url to a server of your own"),
         ("openai", "http://h:5/v1", "start the server there, e.g. vllm serve q --port 5, or correct base_url"),
-        ("openai", "http://h:11434/v1", "start the server there, e.g. ollama serve, or correct base_url"),
     ],
 )
 def test_how_a_server_is_started(name: ProviderName, base_url: str, fix: str):

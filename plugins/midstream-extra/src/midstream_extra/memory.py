@@ -102,20 +102,18 @@ def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | Non
 def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]:
     """Gradient, AdamW and reference policy where all weights are trained."""
     count, head = shape.parameters, shape.vocabulary * shape.hidden
-    state = _FLOAT if learner.masters else width
+    masters = width < _FLOAT
     parts = [
-        Part("gradient", count * state, f"parameters x {state}"),
-        *_adamw(count, state, learner),
-        Part(
-            "reference policy", count * width, f"a frozen copy: parameters x {width}", host=learner.offloads_reference
-        ),
+        Part("gradient", count * _FLOAT, f"parameters x {_FLOAT}"),
+        *_adamw(count, learner, masters=masters),
+        Part("reference policy", count * width, f"a frozen copy: parameters x {width}", host=learner.offload),
     ]
-    if learner.offloads_reference:
+    if learner.offload:
         formula = f"one layer or table at a time: {largest(shape):,} x {width}"
         parts.append(Part("reference policy's layer", largest(shape) * width, formula, "update"))
-    if not (learner.offloads_optimizer or learner.masters):
+    if not (learner.offload or masters):
         parts.append(Part("AdamW's step", count * width, f"temporary values: parameters x {width}", "step"))
-    each = width + _FLOAT if learner.masters else width  # as it is computed, and as it is added
+    each = width + _FLOAT if masters else width  # as it is computed, and as it is added
     formula = f"before it is added to the rest: {head:,} x {each}"
     return [*parts, Part("the head's gradient", head * each, formula, "update")]
 
@@ -123,26 +121,26 @@ def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]
 def _adapter(shape: Shape, rank: int, learner: LearnerConfig) -> list[Part]:
     """An adapter's weights, gradient and AdamW, all in float32."""
     count = shape.adapter(rank)
-    if not learner.offloads_optimizer:
+    if not learner.offload:
         formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
         parts = [Part("LoRA adapter", 4 * count * _FLOAT, formula)]
     else:
         formula = f"{count:,} x 2 (weights, gradient) x 4 (float32)"
-        parts = [Part("LoRA adapter", 2 * count * _FLOAT, formula), *_adamw(count, _FLOAT, learner)]
+        parts = [Part("LoRA adapter", 2 * count * _FLOAT, formula), *_adamw(count, learner)]
     return [*parts, Part("reference policy", 0, "the model without its adapter")]
 
 
-def _adamw(count: int, width: int, learner: LearnerConfig) -> list[Part]:
-    """AdamW's state for `count` trained numbers, `width` bytes each, and what a streamed step holds of it at a time."""
-    host = learner.offloads_optimizer
-    parts = [Part("AdamW", 2 * count * width, f"two moments x parameters x {width}", host=host)]
-    if learner.masters:
-        parts.append(Part("masters", count * width, f"parameters x {width} (float32)", host=host))
-    if host or learner.masters:
+def _adamw(count: int, learner: LearnerConfig, *, masters: bool = False) -> list[Part]:
+    """AdamW's state for `count` trained numbers in float32, and what a streamed step holds of it at a time."""
+    host = learner.offload
+    parts = [Part("AdamW", 2 * count * _FLOAT, f"two moments x parameters x {_FLOAT}", host=host)]
+    if masters:
+        parts.append(Part("masters", count * _FLOAT, f"parameters x {_FLOAT} (float32)", host=host))
+    if host or masters:
         bucket = min(BUCKET, count)
-        copies = (2 + learner.masters) * host + 2  # what is in host memory, and two temporary values
-        formula = f"{bucket:,} parameters at a time x {copies} x {width}"
-        parts.append(Part("AdamW's step", bucket * copies * width, formula, "step"))
+        copies = (2 + masters) * host + 2  # what is in host memory, and two temporary values
+        formula = f"{bucket:,} parameters at a time x {copies} x {_FLOAT}"
+        parts.append(Part("AdamW's step", bucket * copies * _FLOAT, formula, "step"))
     return parts
 
 

@@ -114,15 +114,15 @@ def engine_shape(config: Any) -> Shape | None:
 
 def ways(job: Job, card_gb: int, gpus: int) -> list[Way]:
     """Each way on these GPUs; where the job's own settings do not fit, with the first of others that do."""
-    away = replace(job, learner=job.learner.model_copy(update={"offload": "all"}))
-    masters = job.learner.lora is None
-    alone = [job, away, _with_masters(away)] if masters else [job, away]
+    away = replace(job, learner=job.learner.model_copy(update={"offload": True}))
+    whole = job.learner.lora is None
+    alone = [job, away, replace(away, dtype="bfloat16")] if whole else [job, away]
     found = [[_way("one device", each, job, card_gb, _parts(each)) for each in alone]]
-    if gpus > 1:
+    if gpus > 1 and job.divisible:
         found.append([
-            _way("torchrun", each, job, card_gb, _torchrun(each, gpus)) for each in _ranked(job, masters=masters)
+            _way("torchrun", each, job, card_gb, _torchrun(each, gpus)) for each in _ranked(job)
         ])  # fmt: skip
-    if masters:  # verl trains no adapter here
+    if whole:  # verl trains no adapter here
         found.append([_way("verl", job, job, card_gb, _verl(job, card_gb, gpus))])
     return [next((way for way in candidates if way.fits), candidates[0]) for candidates in found]
 
@@ -135,8 +135,6 @@ def _parts(job: Job) -> list[Part]:
 
 def _torchrun(job: Job, gpus: int) -> list[Part]:
     """Rank 0 also samples; during an update each rank holds whole weights."""
-    if job.learner.parallel == "ddp":
-        return _parts(job)
     return divided(_parts(job), gpus, replica=job.sampled is not None)
 
 
@@ -166,7 +164,7 @@ def divided(parts: list[Part], ranks: int, *, replica: bool) -> list[Part]:
 def _verl(job: Job, card_gb: int, gpus: int) -> list[Part]:
     """bfloat16 passes, float32 state; all of it is divided."""
     shape = job.shape
-    learner = job.learner.model_copy(update={"masters": True, "offload": "none", "recompute_activations": True})
+    learner = job.learner.model_copy(update={"offload": False, "recompute_activations": True})
     weights, half = 2 * shape.parameters, card_gb * GIB / 2  # verl's `gpu_memory_utilization` is 0.5
     tensor = 1
     while weights / tensor > 0.8 * half and tensor < min(gpus, _PER_NODE):  # the rest is vLLM's cache
@@ -182,22 +180,16 @@ def _verl(job: Job, card_gb: int, gpus: int) -> list[Part]:
     ]
 
 
-def _ranked(job: Job, *, masters: bool) -> list[Job]:
-    """What several processes accept of the job's settings: FSDP2 without offload, or else DDP."""
-    if job.learner.parallel == "ddp" or not job.divisible:
-        return [replace(job, learner=job.learner.model_copy(update={"parallel": "ddp"}))]
-    here = replace(job, learner=job.learner.model_copy(update={"offload": "none"}))
-    return [here, _with_masters(here)] if masters else [here]
-
-
-def _with_masters(job: Job) -> Job:
-    return replace(job, dtype="bfloat16", learner=job.learner.model_copy(update={"masters": True}))
+def _ranked(job: Job) -> list[Job]:
+    """What several processes accept of the job's settings: FSDP2 without offload."""
+    here = replace(job, learner=job.learner.model_copy(update={"offload": False}))
+    return [here, replace(here, dtype="bfloat16")] if job.learner.lora is None else [here]
 
 
 def _way(kind: Kind, job: Job, asked: Job, card_gb: int, parts: list[Part]) -> Way:
     """The way; `asked` is the job with the recipe's own settings."""
-    new, old = ({"learner.offload": each.learner.offload, "learner.parallel": each.learner.parallel,
-                 "learner.masters": str(each.learner.masters).lower(), f"engines.{each.engine}.dtype": each.dtype}
+    new, old = ({"learner.offload": str(each.learner.offload).lower(),
+                 f"engines.{each.engine}.dtype": each.dtype}
                 for each in (job, asked))  # fmt: skip
     settings = {key: value for key, value in new.items() if value != old[key]}
     taken = peak(parts)

@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
         unsafe=options.unsafe,
         continuous=True,
         **shared.changes(AgentChanges, options),
-    ) as (environment, run_coroutine, seed):
-        run_coroutine(serve(AnsweringAgent(environment, seed)))
+    ) as (environment, run_coroutine, build):
+        run_coroutine(serve(AnsweringAgent(environment, build.recipe.seed)))
     return 0
 
 

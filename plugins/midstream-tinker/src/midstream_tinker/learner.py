@@ -32,7 +32,7 @@ from midstream.training.learner import require_finite
 from midstream.training.losses import PolicyLoss
 from midstream.training.protocols import LossStats, Row
 from midstream_tinker.engine import TinkerEngine
-from midstream_tinker.settings import TinkerLearnerConfig
+from midstream_tinker.settings import TinkerLearnerConfig, is_plain
 
 STATE = "tinker.json"  # a checkpoint's file: the names of what the server keeps
 EPS = 1e-8  # AdamW's, as PyTorch's default
@@ -208,7 +208,7 @@ class TinkerLearner:
                 cause="its passes compute log-probabilities at temperature 1",
                 fix="set the trained module's sampling.temperature = 1",
             )
-        one_pass = loss.is_plain
+        one_pass = is_plain(loss)
         current = self.server.ppo(self.client, rows, loss) if one_pass else self.server.logprobs(self.client, rows)
         reference = self.server.logprobs(self._reference, rows) if loss.kl_coefficient else None
         new = torch.from_numpy(_sampled(rows, current)).requires_grad_(not one_pass)

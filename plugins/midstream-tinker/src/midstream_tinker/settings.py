@@ -20,6 +20,7 @@ from midstream.recipe.estimate import batches_of, requests_of
 from midstream.recipe.files import merge
 from midstream.recipe.memory import PROMPT_TOKENS
 from midstream.recipe.schema import InterleavedConfig, Recipe
+from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 if TYPE_CHECKING:
@@ -27,8 +28,14 @@ if TYPE_CHECKING:
     from midstream_tinker.learner import TinkerLearner
 
 KEY = "TINKER_API_KEY"
-_LOCAL_ONLY = ("chunk_tokens", "recompute_activations", "attention", "parallel", "offload", "masters")
+_LOCAL_ONLY = ("chunk_tokens", "recompute_activations", "attention", "offload")
 _ALPHA = 32  # the scale of Tinker's adapters is 32 / rank
+
+
+def is_plain(loss: PolicyLoss) -> bool:
+    """True if it is the clipped ratio alone, without KL, dual clip or a user's function: one pass computes it."""
+    no_more = not loss.kl_coefficient and loss.dual_clip is None
+    return type(loss) is PolicyLoss and loss.surrogate == "ppo" and no_more
 
 
 class TinkerConfig(EngineConfig):
@@ -147,7 +154,7 @@ class TinkerLearnerConfig(LearnerConfig):
         # Of prompts, only instructions are known; all rows may have these in common, and no more is sure to be.
         whole, unique = calls * PROMPT_TOKENS + new, PROMPT_TOKENS + new
         loss = training.loss
-        passes = 1 if loss.is_plain else 2
+        passes = 1 if is_plain(loss) else 2
         passes += bool(loss.kl_coefficient)
         lines = [
             f"A step's update on the Tinker server: {passes} x {whole:,} tokens, at most {new:,} of them new ones of "

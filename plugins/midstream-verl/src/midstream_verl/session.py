@@ -25,6 +25,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.inputs import run_recipe
 from midstream.recipe.schema import Recipe
 from midstream.recipe.sessions import stages_of
+from midstream.report.progress import print_warnings
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.runs.lock import exclusive_lock
@@ -141,7 +142,7 @@ class ClusterSession:
                 config, self.build.set_tasks, self.build.environment, policy=policy, seed=self.recipe.seed, step=step
             )
             for chosen in sets:
-                self._runner.run(evaluate_set(self.run, chosen, self._store))
+                self._runner.run(evaluate_set(self.run, chosen, self._store, print_warnings))
 
     def _build(self, client: TokenClient, model: str) -> tuple[VerlEngine, Build]:
         """The recipe with verl's servers in place of the trained module's engine."""

@@ -120,8 +120,8 @@ def _refused_engines(recipe: Recipe, training: TrainingConfig) -> Iterator[tuple
         what = f"engine type {engine.type!r}" if engine is not None else "no engine"
         fix = f'give agent.{recipe.trained} an engine of type "transformers_local" with the model\'s directory or name'
         yield f"the trained module has {what}", "verl loads its model from a directory in Hugging Face's format", fix
-    elif isinstance(config, LocalModelConfig) and config.adapter is not None:
-        yield "engines.*.adapter on verl", "verl starts a new adapter", "merge it into the model first"
+    elif isinstance(config, LocalModelConfig) and (Path(config.model) / "adapter_config.json").is_file():
+        yield "a LoRA adapter as the model on verl", "verl starts a new adapter", "merge it into the model first"
     for name, module in recipe.modules.items():
         if module.engine in (None, policy.engine):
             continue
@@ -237,14 +237,14 @@ def _of_update(recipe: Recipe, training: TrainingConfig, *, longest: int) -> dic
         actor + "optim.betas": list(learner.betas),
         actor + "optim.weight_decay": learner.weight_decay,
         actor + "optim.clip_grad": learner.max_grad_norm,
-        actor + "fsdp_config.model_dtype": "fp32" if learner.masters else _DTYPES[dtype],
+        actor + "fsdp_config.model_dtype": "fp32",  # with all weights trained, it updates float32 copies
         actor + "fsdp_config.dtype": dtype,
-        actor + "fsdp_config.optimizer_offload": learner.offloads_optimizer,
+        actor + "fsdp_config.optimizer_offload": learner.offload,
         f"++{actor}fsdp_config.mixed_precision": precision,
         reference + "log_prob_max_token_len_per_gpu": longest,
         reference + "fsdp_config.model_dtype": _DTYPES[dtype],
         reference + "fsdp_config.dtype": dtype,
-        reference + "fsdp_config.param_offload": learner.offloads_reference,
+        reference + "fsdp_config.param_offload": learner.offload,
         f"++{reference}fsdp_config.mixed_precision": precision,
         "actor_rollout_ref.rollout.dtype": dtype,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": longest,

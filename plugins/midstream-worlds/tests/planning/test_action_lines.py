@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from midstream.core.agent import ModuleContext
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling
-from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool
 from midstream_worlds.planning.action_lines import (
     ActionLinesConfig,
@@ -22,6 +21,7 @@ from midstream_worlds.planning.action_lines import (
 )
 from midstream_worlds.planning.programs import ConfidentGuess
 from midstream_worlds.planning.words import names_left
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 STEADY = settings(derandomize=True, deadline=None)
 TOOLS = (PythonTool(), ConfidentGuess())

@@ -17,7 +17,6 @@ from midstream.core.engine import Request
 from midstream.core.errors import RecipeError
 from midstream.core.text import neutral
 from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
-from midstream.engines.scripted import ScriptedEngine
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet, render_modules
@@ -29,6 +28,7 @@ from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout
+from midstream_worlds.scripted_engine import ScriptedEngine
 from midstream_worlds.simulated import SimulatedConfig, SimulatedEngine
 from midstream_worlds.workshop.models import FALSE, WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream_worlds.workshop.tasks import Lapses, Workshop, WorkshopConfig
@@ -161,9 +161,9 @@ def test_a_query_of_another_world_is_refused():
 # --- the reflector ----------------------------------------------------------------------------------------------------
 
 
-def reflector(world, asks=1, seed=0, **settings):
+def reflector(world, seed=0, **settings):
     engine = SimulatedEngine(reflector_reply(world), SimulatedConfig(plays="reflector"), "reflector")
-    config = LessonsConfig(reflector=RoleConfig(engine="reflector", asks=asks), **settings)
+    config = LessonsConfig(reflector=RoleConfig(engine="reflector"), **settings)
     return Reflector(config, dict.fromkeys(("summariser", "critic", "merger"), engine), Ledger(), seed)
 
 
@@ -232,7 +232,8 @@ def test_lessons_from_questions_alone_are_guesses_too():
     roles = reflector(world, lessons_from="model")
 
     async def run():
-        return [(await roles.write(1, one.id, one.question, LessonSet())).value for one in world.tasks("train")]
+        groups = [Group(task=task, trajectories=()) for task in world.tasks("train")]
+        return [(await roles.contrast(1, group, (), LessonSet(), None)).value for group in groups]
 
     which = [which for text in texts_of(asyncio.run(run())) for _, which in world.meaning(text)]
     assert 0 < which.count(0) < len(which) / 2

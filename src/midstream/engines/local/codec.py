@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from pydantic import JsonValue
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from midstream.core.engine import Request
 from midstream.core.errors import RecipeError
 from midstream.core.text import unicode_escape
+from midstream.core.tool_calls import parsed
 from midstream.core.trajectory import Call, Message, Usage
 
 # Words that stand in no chat template.
@@ -48,7 +50,7 @@ class TokenizerCodec:
         self,
         tokenizer: PreTrainedTokenizerBase,
         name: str = "local",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, JsonValue] | None = None,
         *,
         end_ids: Sequence[int] = (),
     ) -> None:
@@ -158,11 +160,14 @@ class TokenizerCodec:
         table: dict[str, Any] = message.wire() | {"role": message.role, "content": message.content}
         if message.role in ("user", "tool"):
             table["content"] = self._special.sub(unicode_escape, message.content)
-        # Templates write the arguments themselves.
         if calls := table.get("tool_calls"):
-            table["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": _arguments(call)}} for call in calls
-            ]
+            table["tool_calls"] = []
+            for call in calls:
+                # Templates write the arguments themselves, so they get an object where a text holds one.
+                given = call["function"].get("arguments") or "{}"
+                value = parsed(given) if isinstance(given, str) else given
+                function = {**call["function"], "arguments": value if isinstance(value, dict) else given}
+                table["tool_calls"].append({**call, "function": function})
         return table
 
     def _apply(self, messages: Sequence[Message], **settings: Any) -> Any:
@@ -186,16 +191,6 @@ class TokenizerCodec:
 
     def _unfit_template(self, what: str, fix: str) -> RecipeError:
         return RecipeError(f"the chat template of {self.name} {what}", code="chat-template", fix=fix)
-
-
-def _arguments(call: Mapping[str, Any]) -> Any:
-    """The arguments of a call as an object, if they are one."""
-    text = call["function"].get("arguments") or "{}"
-    try:
-        parsed = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return text
-    return parsed if isinstance(parsed, dict) else text
 
 
 def one_line(failure: Exception) -> str:

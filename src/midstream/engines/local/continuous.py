@@ -33,7 +33,7 @@ class _QueuedRequest:
     request: Request
     prompt_ids: tuple[int, ...]
     future: asyncio.Future[Sampled]
-    # Of the weights that began to answer it.
+    # Of the weights with which its first token was sampled.
     policy_version: int = 0
 
     @property
@@ -79,11 +79,6 @@ class ContinuousLocal(Engine):
     def model(self) -> PreTrainedModel:
         """The model of the wrapped engine."""
         return self._engine.model
-
-    @property
-    def policy_version(self) -> int:
-        """The version of its weights; a call records that with which its first token was sampled."""
-        return self._engine.policy_version
 
     async def sample(self, request: Request) -> Call:
         """Join the batch, or wait for a place in it, and answer. Errors are those of `TransformersLocal`."""
@@ -153,7 +148,7 @@ class ContinuousLocal(Engine):
                     batch = DecodingBatch(self.model, end_ids=end_ids, decode=decode, prefill=self._prefill)
                 if joining:
                     for asked in joining:
-                        asked.policy_version = self.policy_version
+                        asked.policy_version = self._engine.policy_version
                     added = batch.add([(asked.prompt_ids, asked.request) for asked in joining])
                     rows.update(zip(added, joining, strict=True))
                 for row in batch.step():

@@ -118,7 +118,13 @@ class DecodingBatch:
             row.ids.append(drawn)
             row.logprobs.append(value)
         self._of_rows = (token, position, temperature, top_p)
-        left = [row for row in self.rows if self._is_ended(row)]
+        left = [
+            row
+            for row in self.rows
+            if row.ids[-1] in self._ends
+            or len(row.ids) == row.request.sampling.max_tokens
+            or (self._stops is not None and self._stops.end(row))
+        ]
         if left:
             self.keep([place for place, row in enumerate(self.rows) if row not in left])
         if not self.rows:
@@ -156,10 +162,6 @@ class DecodingBatch:
                 layer.keys, layer.values = (kept[:, :, -width:].clone() for kept in (layer.keys, layer.values))
                 if isinstance(layer, DynamicSlidingWindowLayer):
                     layer.cumulative_length = width
-
-    def _is_ended(self, row: DecodingRow) -> bool:
-        full = row.ids[-1] in self._ends or len(row.ids) == row.request.sampling.max_tokens
-        return full or (self._stops is not None and self._stops.end(row))
 
 
 def can_join(model: PreTrainedModel) -> bool:
@@ -222,18 +224,14 @@ def _draw(
     greedy = temperature == 0
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logprobs = (logits / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
-    probabilities = _nucleus(logprobs.exp(), top_p)
+    probabilities = logprobs.exp()
+    if not bool((top_p >= 1).all()):
+        # The smallest set of most likely tokens whose probability reaches `top_p`; all others get 0.
+        ordered, index = probabilities.sort(-1, descending=True)
+        ordered = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
+        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered)
     cumulative = probabilities.double().cumsum(-1)
     target = uniform * cumulative[:, -1]
     drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     token = torch.where(greedy, logits.argmax(-1), drawn)
     return token, logprobs.gather(1, token[:, None])[:, 0]
-
-
-def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of most likely tokens whose probability reaches `top_p` [_R]; zero the others."""
-    if bool((top_p >= 1).all()):
-        return probabilities
-    ordered, index = probabilities.sort(-1, descending=True)
-    ordered = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter(-1, index, ordered)

@@ -1,4 +1,4 @@
-"""Any Hugging Face causal language model, sampled in process behind a barrier.
+"""A Hugging Face causal language model, sampled in process behind a barrier.
 
 A batch is drawn when every live trajectory waits, sorted by the trajectory's place in its rollout: neither tool
 latency nor the order of completion changes a bit of the result. Each request draws from its own seed. What was
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import JsonValue
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.engine import Engine, Request, Weights
@@ -43,7 +44,7 @@ class TransformersLocal(Engine):
         *,
         name: str = "local",
         max_batch: int = 256,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, JsonValue] | None = None,
     ) -> None:
         self.model, self.name, self.max_batch = model, name, max_batch
         self.tokenizer: Any = tokenizer  # its stubs allow for batches everywhere

@@ -23,9 +23,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from midstream.core.engine import Request
-from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Node, Packed
+from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Node, Packed, causal_lm, use_backend
 from midstream.prefix_tree.cost import BLOCKWISE, Cost
-from midstream.prefix_tree.forward import causal_lm, use_backend
 from midstream.prefix_tree.support import TRIAL, Choice, choose
 from midstream.prefix_tree.tree import Ints, common_prefix, tree_of
 

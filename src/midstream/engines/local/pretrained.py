@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,25 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
-from midstream.engines.local.catalog import MODELS, find_fetched, place_of
+from midstream.engines.local.catalog import place_of
 from midstream.engines.local.codec import load_tokenizer, one_line
 
 _ADAPTER_CONFIG = "adapter_config.json"
-_BASE = f"base_model_name_or_path in {_ADAPTER_CONFIG}"
-_OTHER_BASE = f"set `model` to that one; if it only has another name here, correct {_BASE}"
+_CORRECT = f"correct base_model_name_or_path in {_ADAPTER_CONFIG}"
 
 
 def load_model(
-    name: str, dtype: str, device: str, *, adapter: Path | None = None, trainable: bool = False
+    name: str, dtype: str, device: str, *, trainable: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights and tokenizer from a directory, a GGUF file or the hub, and a LoRA adapter from its directory.
+    """Load weights and tokenizer from a directory, a GGUF file, the hub, or the directory of a LoRA adapter.
 
-    A directory that is itself an adapter is loaded onto the model that it was trained on. The adapter is merged into
-    the weights, or, to train it further (`trainable`), the result is a peft model. Raises `RecipeError` if model,
-    adapter or device is missing, unknown, or does not fit the others, or if memory is too small for the weights.
+    An adapter is loaded onto the model that it was trained on: merged into the weights, or, to train it further
+    (`trainable`), as a peft model. Raises `RecipeError` if model, adapter or device is missing, unknown, or does not
+    fit the others, or if memory is too small for the weights.
     """
     require_device(device)
-    place = place_of(name)
+    place, adapter = place_of(name), None
     if (Path(place) / _ADAPTER_CONFIG).is_file():
-        if adapter is not None:
-            what = f"model {name!r} is a LoRA adapter, and so is {str(adapter)!r}"
-            raise RecipeError(what, code="setting-conflict", fix=f"midstream models merge {name} DIR, then name DIR")
         adapter = Path(place)
         place = _base_of(adapter)
     if place.endswith(".gguf"):
@@ -69,16 +64,22 @@ def load_model(
             fix="name another model, or save it again",
         )
     if adapter is not None:
-        model = _with_adapter(model, place, adapter, trainable)
+        model = _with_adapter(model, adapter, trainable)
     return model.to(device), tokenizer
 
 
 def _base_of(adapter: Path) -> str:
     """The model that an adapter was trained on: a directory, or a name on the hub."""
-    base = str(_adapter_config(adapter).get("base_model_name_or_path") or "")
+    try:
+        config = json.loads((adapter / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        if config["peft_type"] != "LORA":
+            raise ValueError(f"peft_type is {config['peft_type']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        fix = "name the `policy` directory of a run with [learner.lora]"
+        raise _invalid(adapter, f"is not a LoRA adapter: {one_line(failure)}", fix) from failure
+    base = str(config.get("base_model_name_or_path") or "")
     if not base or (Path(base).is_absolute() and not Path(base).exists()):
-        fix = f'set adapter = "{adapter}" and model = "THAT MODEL" in [engines.*], or correct {_BASE}'
-        raise _invalid(adapter, f"was trained on {base or 'a model without a name'!r}, which is not here", fix)
+        raise _invalid(adapter, f"was trained on {base or 'a model without a name'!r}, which is not here", _CORRECT)
     return place_of(base)
 
 
@@ -126,14 +127,8 @@ def require_device(device: str) -> None:
         ) from failure
 
 
-def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: bool) -> Any:
+def _with_adapter(model: PreTrainedModel, adapter: Path, trainable: bool) -> Any:
     """The model with a LoRA adapter: merged, or apart from its weights and trainable."""
-    config = _adapter_config(adapter)
-    base = str(config.get("base_model_name_or_path") or "")
-    # The same model may lie elsewhere now, or have been fetched since.
-    names = {Path(name).name, *(Path(MODELS[short].hub).name for short in MODELS if str(find_fetched(short)) == name)}
-    if base and Path(base).name not in names:
-        raise _invalid(adapter, f"does not fit model {name!r}: it was trained on {base!r}", _OTHER_BASE)
     # Imported where used: it takes a second.
     from peft import PeftModel
 
@@ -145,22 +140,11 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
             warnings.filterwarnings("error", "Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
     except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
-        raise _invalid(adapter, f"does not fit model {name!r}: {one_line(failure)}", _OTHER_BASE) from failure
+        raise _invalid(adapter, f"does not fit its model: {one_line(failure)}", _CORRECT) from failure
     if trainable:
         return adapted.eval()
-    return adapted.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]  # peft froze it
-
-
-def _adapter_config(adapter: Path) -> Mapping[str, Any]:
-    """The configuration in a LoRA adapter's directory."""
-    try:
-        config = json.loads((adapter / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        if config["peft_type"] != "LORA":
-            raise ValueError(f"peft_type is {config['peft_type']!r}")
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        fix = "set `adapter` of [engines.*] to the `policy` directory of a run with [learner.lora]"
-        raise _invalid(adapter, f"is not a LoRA adapter: {one_line(failure)}", fix) from failure
-    return config
+    # Peft froze it.
+    return adapted.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]
 
 
 def _invalid(adapter: Path, what: str, fix: str) -> RecipeError:

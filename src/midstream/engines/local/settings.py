@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, JsonValue
@@ -26,17 +25,16 @@ class LocalModelConfig(InProcessConfig):
     """A Hugging Face causal language model in this process, which can be trained.
 
     Attributes:
-        model: a directory, a GGUF file, a short name of `midstream models`, or a name on the Hugging Face Hub
-        adapter: the directory of a LoRA adapter of that model, such as a run's `policy`
-        dtype: `float32`, `bfloat16` or `float16`; training all weights needs `float32`, or `learner.masters`, because
-            the others lose small steps
+        model: a directory, a GGUF file, a short name of `midstream models`, a name on the Hugging Face Hub, or the
+            directory of a LoRA adapter, such as a run's `policy`
+        dtype: `float32`, `bfloat16` or `float16`; where all weights are trained in 16 bits, AdamW updates float32
+            copies of them, so that small steps add up
         device: PyTorch's name of the device
         max_batch: the most completions sampled at once
         chat_template_kwargs: settings of the chat template, such as `{ enable_thinking = false }`
     """
 
     model: str
-    adapter: Path | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
     max_batch: int = Field(default=64, ge=1)
@@ -51,7 +49,7 @@ class LocalModelConfig(InProcessConfig):
         recipe = context.recipe
         trainable = recipe.training is not None and recipe.learner.lora is not None
         trainable &= context.name == recipe.trained_engine
-        model, tokenizer = load_model(self.model, self.dtype, self.device, adapter=self.adapter, trainable=trainable)
+        model, tokenizer = load_model(self.model, self.dtype, self.device, trainable=trainable)
         return TransformersLocal(
             model,
             tokenizer,

@@ -30,6 +30,7 @@ import aiohttp
 from pydantic import JsonValue
 from yarl import URL
 
+from midstream.core.data import JsonObject
 from midstream.core.engine import Codec, Request, Weights
 from midstream.core.errors import (
     DeadlineError,
@@ -60,9 +61,7 @@ from midstream.engines.openai.reply import (
 from midstream.engines.openai.server import (
     ADAPTERS_KEPT,
     ModelContext,
-    load_adapter,
-    older_adapters,
-    unload_adapter,
+    change_adapter,
     write_adapter,
 )
 from midstream.engines.openai.settings import REFUSES_ALL, OpenAIConfig, refusal_advice, start_advice
@@ -151,10 +150,8 @@ def encode_request(
     )
 
 
-@cache
-def endpoint_of(origin: URL) -> Endpoint:
-    """The connections to a scheme, host and port, which all engines there share."""
-    return Endpoint(origin)
+# All engines at a scheme, host and port share its connections.
+endpoint_of = cache(Endpoint)
 
 
 class OpenAICompatibleEngine:
@@ -206,7 +203,15 @@ class OpenAICompatibleEngine:
                 await self._context.check(request, ids)
                 reply = await self._retry(attempt, f"{self.name} at {self._base_url}", request)
             if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
-                raise self._changed_prompt(ids, reply.prompt_ids)
+                pairs = enumerate(zip(ids, reply.prompt_ids, strict=False))
+                same = next((i for i, (sent, read) in pairs if sent != read), len(reply.prompt_ids))
+                raise EngineError(
+                    f"{self.name} was sent {len(ids)} token ids and read {len(reply.prompt_ids)}, the same up to "
+                    f"number {same}",
+                    code="prompt-changed",
+                    fix=f"vllm serve {self.config.model} with the tokenizer of this engine; no truncate_prompt_tokens",
+                    retryable=False,
+                )
             if request.keep_stop and self.codec is not None and reply.completion_ids:
                 # The server cuts the last token.
                 reply = replace(reply, text=self.codec.decode(reply.completion_ids))
@@ -232,10 +237,7 @@ class OpenAICompatibleEngine:
         async def attempt() -> list[list[float]]:
             session, slots = await self._endpoint.join(self, self.config.max_concurrency)
             async with slots, self._send(session, "embeddings", body) as (response, _):
-                answer = await _read_body(response)
-                data = decode_body(answer)
-                self._check(response.status, data, answer, self._model, retry_after_s(response.headers))
-            return checked_vectors(data, len(texts))
+                return checked_vectors(await self._read_object(response, self._model), len(texts))
 
         return await self._retry(attempt, f"{self.name} at {self._base_url}")
 
@@ -247,7 +249,8 @@ class OpenAICompatibleEngine:
         self.codec = weights.codec
         adapter = write_adapter(weights.export, weights.directory, weights.version)
         await self.use_adapter(weights.version, adapter)
-        older = older_adapters(adapter)
+        others = (path for path in adapter.parent.glob("version-*") if path != adapter)
+        older = sorted(others, key=lambda path: (path.stat().st_mtime_ns, path.name))
         for path in older:
             await self.drop_adapter(path)
         for path in older[: len(older) + 1 - ADAPTERS_KEPT]:
@@ -256,11 +259,11 @@ class OpenAICompatibleEngine:
 
     async def use_adapter(self, version: int, path: Path) -> None:
         """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`."""
-        self._model, self._policy_version = await load_adapter(path, self.config, self._post), version
+        self._model, self._policy_version = await change_adapter("load", path, self.config, self._post), version
 
     async def drop_adapter(self, path: Path) -> None:
         """Unload the adapter at `path` from the server, if it is loaded."""
-        await unload_adapter(path, self.config, self._post)
+        await change_adapter("unload", path, self.config, self._post)
 
     async def close(self) -> None:
         """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
@@ -268,19 +271,19 @@ class OpenAICompatibleEngine:
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
-    def _pause_s(self, failed: int, request: Request | None) -> float:
-        """Twice as long after each failure, half of it random: drawn from the request, so that a run repeats."""
-        pause_s = self.config.first_pause_s * 2 ** (failed - 1)
-        if request is None:
-            return pause_s
-        chance = random.Random(derive_seed(request.seed, request.order, request.role, failed)).uniform(0.5, 1.0)
-        return pause_s * chance
-
     async def _retry(self, attempt: Callable[[], Awaitable[_T]], what: str, request: Request | None = None) -> _T:
         """The result of the first attempt that succeeds. Raises `EngineError` after the last."""
         attempts = self.config.max_attempts
+
+        def pause_s(failed: int) -> float:
+            # Half of it is random, so that requests that failed together do not return together: drawn from the
+            # request, so that a run repeats.
+            asked = request and derive_seed(request.seed, request.order, request.role, failed)
+            chance = random.Random(asked).uniform(0.5, 1.0) if request else 1.0
+            return self.config.first_pause_s * 2 ** (failed - 1) * chance
+
         try:
-            return await retry(attempt, max_attempts=attempts, pause_s=lambda failed: self._pause_s(failed, request))
+            return await retry(attempt, max_attempts=attempts, pause_s=pause_s)
         except TransientError as failure:
             raise EngineError(
                 f"{what} failed {attempts} times, last: {failure}",
@@ -306,7 +309,7 @@ class OpenAICompatibleEngine:
     async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
         streamed, model = StreamedReply(), str(out.sent["model"])
-        data: dict[str, JsonValue] | None = None
+        data: JsonObject | None = None
         session, slots = await self._endpoint.join(self, self.config.max_concurrency)
         try:
             # The time that a request waits for its slot does not count.
@@ -314,9 +317,7 @@ class OpenAICompatibleEngine:
                 if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, request, clock)
                 else:
-                    body = await _read_body(response)
-                    data = decode_body(body)
-                    self._check(response.status, data, body, model, retry_after_s(response.headers))
+                    data = await self._read_object(response, model)
         except TransientError:
             # Otherwise the reply is whole, and only its connection is lost.
             if not streamed.done:
@@ -334,6 +335,13 @@ class OpenAICompatibleEngine:
         if data is not None and self.config.stream:
             request.emit("text", reply.text)
         return reply
+
+    async def _read_object(self, response: aiohttp.ClientResponse, model: str) -> JsonObject:
+        """The object in an answer that is not a stream. Raises the error that it reports."""
+        body = await _read_body(response)
+        data = decode_body(body)
+        self._check(response.status, data, body, model, retry_after_s(response.headers))
+        return data
 
     async def _read_stream(
         self,
@@ -396,7 +404,7 @@ class OpenAICompatibleEngine:
             )
         headers = _HEADERS | self.config.key_header()
         # Sent as it is written.
-        url = URL(self.config.request_url(path), encoded=True)
+        url = URL(f"{self._base_url}/{path}", encoded=True)
         # A redirect could carry the key to another server.
         sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
         try:
@@ -437,13 +445,14 @@ class OpenAICompatibleEngine:
         refusal = reported_error(status, data, body)
         if refusal is None:
             return
-        status, text = refusal.status, redacted(refusal.text, self.config.key())[:_LONGEST_QUOTE]
-        if may_pass(status) and not refusal.too_long:
+        status, words, too_long = refusal
+        text = redacted(words, self.config.key())[:_LONGEST_QUOTE]
+        if may_pass(status) and not too_long:
             raise TransientError(f"{status}: {text}", pause_s)
-        if self.config.token_ids and "return_token_ids" in refusal.text:
+        if self.config.token_ids and "return_token_ids" in words:
             raise no_token_ids(f"it answered {status}: {text}")
-        advice = refusal_advice(self.config, model, status, too_long=refusal.too_long)
-        kind = PromptTooLongError if refusal.too_long else EngineError
+        advice = refusal_advice(self.config, model, status, too_long=too_long)
+        kind = PromptTooLongError if too_long else EngineError
         # A 403 after replies is about this prompt: moderation, or a firewall that reads code as an attack.
         if advice["code"] in REFUSES_ALL and not (status == 403 and self._replied):
             kind = RefusedError
@@ -470,15 +479,6 @@ class OpenAICompatibleEngine:
             what, code = f"{self.name}: nothing answers at {self._base_url} ({failure})", "endpoint-unreachable"
             fix = start_advice(self.config)
         raise EngineError(what, code=code, fix=fix) from failure
-
-    def _changed_prompt(self, sent: tuple[int, ...], read: tuple[int, ...]) -> EngineError:
-        same = next((i for i, pair in enumerate(zip(sent, read, strict=False)) if pair[0] != pair[1]), len(read))
-        return EngineError(
-            f"{self.name} was sent {len(sent)} token ids and read {len(read)}, the same up to number {same}",
-            code="prompt-changed",
-            fix=f"vllm serve {self.config.model} with the tokenizer that encodes here; no truncate_prompt_tokens",
-            retryable=False,
-        )
 
     def _call(
         self,

@@ -6,7 +6,7 @@ OpenAI-compatible server. A server that runs locally receives no key unless `api
 Where a hosted provider differs from OpenAI:
 
     anthropic   ignores `seed`; newer models refuse `top_p` next to `temperature`
-    azure       the key in the header `api-key`; the model is a deployment, in the path, and the query has the version
+    azure       the key in the header `api-key`; the model is the name of a deployment
     gemini      refuses `seed`; lists its models as "models/NAME"
 
 Prices are in midstream's list, `prices.toml`. A dated model ("gpt-4o-2024-08-06") has its own row.
@@ -48,7 +48,6 @@ class Provider:
 
     base_url: str
     api_key_env: str = ""
-    api_version: str = ""
     key_header: str = ""
     limit: str = "max_tokens"
     unsent: tuple[str, ...] = ()
@@ -91,7 +90,6 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
     "azure": Provider(
         base_url="",
         api_key_env="AZURE_OPENAI_API_KEY",
-        api_version="2024-10-21",
         key_header="api-key",
         limit="max_completion_tokens",
     ),
@@ -110,8 +108,6 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
 # Those that a run can start for itself.
 SERVED = ("vllm", "sglang", "llama_cpp", "transformers")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Variables of OpenAI's own clients.
-_ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}
 
 
 def default_base_url(name: ProviderName) -> str:
@@ -124,7 +120,10 @@ def default_base_url(name: ProviderName) -> str:
         # A server listens at 0.0.0.0, and no client can connect to it.
         named = "127.0.0.1" if url.hostname in (None, "0.0.0.0") else url.hostname
         return f"{url.scheme}://{named}:{url.port or 11434}/v1"
-    return os.environ.get(_ADDRESSES.get(name, "")) or PROVIDERS[name].base_url
+    # Variables of OpenAI's own clients.
+    if name == "azure" and (endpoint := os.environ.get("AZURE_OPENAI_ENDPOINT")):
+        return f"{endpoint.rstrip('/')}/openai/v1"
+    return (name == "openai" and os.environ.get("OPENAI_BASE_URL")) or PROVIDERS[name].base_url
 
 
 class ListedPrice(Settings):

@@ -65,15 +65,6 @@ class CheckedReply:
     logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """An error as the server words it; `too_long`: prompt and completion do not fit the model's context."""
-
-    status: int
-    text: str
-    too_long: bool = False
-
-
 def decode_body(body: bytes | bytearray) -> JsonObject:
     """The body as an object; {} for any other body."""
     try:
@@ -83,8 +74,11 @@ def decode_body(body: bytes | bytearray) -> JsonObject:
     return data if isinstance(data, dict) else {}
 
 
-def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | bytearray) -> Refusal | None:
-    """The error in an answer's body, which may come under status 200, or in a stream's event; None without one."""
+def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | bytearray) -> tuple[int, str, bool] | None:
+    """The error in an answer's body, which may come under status 200, or in a stream's event; None without one.
+
+    It is the status, the server's words, and whether prompt and completion do not fit the model's context.
+    """
     error = data.get("error")
     fields = error if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
@@ -98,9 +92,10 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
         status = 402
     named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
     too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(text) is not None)
-    if too_long and "n_ctx" in fields:  # llama.cpp's
+    # llama.cpp's.
+    if too_long and "n_ctx" in fields:
         text += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
-    return Refusal(status=status, text=text, too_long=too_long)
+    return status, text, too_long
 
 
 def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedReply:
@@ -157,15 +152,13 @@ def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[floa
         rows, vectors, finite = [], [], False
     if not finite or len(rows) != count or not vectors[0] or len({len(vector) for vector in vectors}) != 1:
         raise TransientError(f"the answer does not hold {count} vectors of one length")
-    return [_unit(vector) for vector in vectors]
-
-
-def _unit(vector: Sequence[float]) -> list[float]:
-    """The vector with length 1; one of zeros as it is."""
-    # Without it, the squares of tiny numbers would be 0.
-    largest = max(map(abs, vector)) or 1.0
-    length = math.hypot(*(number / largest for number in vector)) or 1.0
-    return [number / largest / length for number in vector]
+    units: list[list[float]] = []
+    for vector in vectors:
+        # Without it, the squares of tiny numbers would be 0. A vector of zeros stays as it is.
+        largest = max(map(abs, vector)) or 1.0
+        length = math.hypot(*(number / largest for number in vector)) or 1.0
+        units.append([number / largest / length for number in vector])
+    return units
 
 
 def no_token_ids(seen: str) -> UnsupportedError:

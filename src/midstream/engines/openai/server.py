@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 from pydantic import JsonValue
@@ -103,8 +104,8 @@ def names_model(entry: Mapping[str, JsonValue], model: str) -> bool:
 
 async def fetch_models(config: OpenAIConfig) -> list[JsonObject]:
     """The entries that GET /models gives; none where it gives none for any reason, which a request then shows."""
-    if config.api_version:
-        # Azure lists models, and requests name deployments.
+    # Azure lists models, and requests name deployments.
+    if config.provider == "azure":
         return []
     return await _fetch_list(config, URL(f"{config.base_url.rstrip('/')}/models", encoded=True), "data")
 
@@ -153,38 +154,22 @@ def write_adapter(export: Callable[[Path], None], root: Path, version: int) -> P
     return directory
 
 
-def older_adapters(directory: Path) -> list[Path]:
-    """The directories next to an adapter's, the oldest first."""
-    others = (path for path in directory.parent.glob("version-*") if path != directory)
-    return sorted(others, key=lambda path: (path.stat().st_mtime_ns, path.name))
-
-
 def adapter_name(path: Path) -> str:
     """The adapter's name on the server: its directory's name, and a digest of its parent (runs may share a server)."""
     return f"midstream-{path.name}-{blake2b(str(path.parent).encode(), digest_size=4).hexdigest()}"
 
 
-async def load_adapter(path: Path, config: OpenAIConfig, post: Post) -> str:
-    """Load the adapter at `path` unless it is loaded already; returns its name. Raises `EngineError`."""
+async def change_adapter(action: Literal["load", "unload"], path: Path, config: OpenAIConfig, post: Post) -> str:
+    """Load or unload the adapter at `path`, unless that is done already; returns its name. Raises `EngineError`."""
     name = adapter_name(path)
-    status, text = await post("load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
-    if status != 200 and not (status == 400 and "already" in text):
-        raise _adapter_refused(config, "load_lora_adapter", status, text)
-    return name
-
-
-async def unload_adapter(path: Path, config: OpenAIConfig, post: Post) -> None:
-    """Unload the adapter at `path` if it is loaded. Raises `EngineError`."""
-    status, text = await post("unload_lora_adapter", {"lora_name": adapter_name(path)})
-    if status not in (200, 404):
-        raise _adapter_refused(config, "unload_lora_adapter", status, text)
-
-
-def _adapter_refused(config: OpenAIConfig, action: str, status: int, text: str) -> EngineError:
+    body = {"lora_name": name} | ({"lora_path": str(path)} if action == "load" else {})
+    status, text = await post(f"{action}_lora_adapter", body)
+    if status == 200 or (status == 404 if action == "unload" else status == 400 and "already" in text):
+        return name
     fix = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {config.model} --enable-lora"
     if "rank" in text:
         fix = f"vllm serve {config.model} --enable-lora --max-lora-rank RANK, at least learner.lora's rank"
     elif "No adapter found" in text:
         fix = "run both on one machine or on a shared disk, under the same path, which the server may read"
-    what = f"{config.base_url}/{action} answered {status}: {text[:300]}"
-    return EngineError(what, code="adapter-refused", fix=fix)
+    what = f"{config.base_url}/{action}_lora_adapter answered {status}: {text[:300]}"
+    raise EngineError(what, code="adapter-refused", fix=fix)

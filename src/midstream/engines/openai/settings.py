@@ -10,7 +10,7 @@ import re
 import shlex
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypedDict
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -48,11 +48,9 @@ class OpenAIConfig(EngineConfig):
 
     Attributes:
         model: the server's name of the model
-        provider: one of the table above; sets the next three, names of fields, and the commands in errors
+        provider: one of the table above; sets the next two, names of fields, and the commands in errors
         base_url: the server's address, without user name, password or query; by default the provider's
         api_key_env: the environment variable with the key; by default the provider's; a local server gets no key
-        api_version: requests have the query `api-version` and go to `base_url/openai/deployments/MODEL`; by default
-            `2024-10-21` for azure
         max_concurrency: the most requests in progress; engines with one address share the smallest
         timeout_s: seconds of one attempt; of a stream, to its next piece, and ten times that in all
         max_attempts: attempts before a request counts as failed
@@ -77,7 +75,6 @@ class OpenAIConfig(EngineConfig):
         default_factory=lambda known: default_base_url(known.get("provider", "openai")), validate_default=True
     )
     api_key_env: str = Field(default_factory=lambda known: PROVIDERS[known.get("provider", "openai")].api_key_env)
-    api_version: str = Field(default_factory=lambda known: PROVIDERS[known.get("provider", "openai")].api_version)
     max_concurrency: int = Field(default=32, ge=1)
     timeout_s: float = Field(default=300.0, gt=0)
     max_attempts: int = Field(default=8, ge=1)
@@ -103,7 +100,7 @@ class OpenAIConfig(EngineConfig):
     @classmethod
     def _is_an_address(cls, value: str) -> str:
         if not value:
-            raise ValueError('azure has no common address: base_url = "https://RESOURCE.openai.azure.com"')
+            raise ValueError('azure has no common address: base_url = "https://RESOURCE.openai.azure.com/openai/v1"')
         if any(mark in value for mark in "@?#"):
             fix = 'base_url = "https://host/v1", and the key in the environment variable that api_key_env names'
             raise _secret("base_url holds a user name, a password, a query or a fragment", fix)
@@ -121,11 +118,6 @@ class OpenAIConfig(EngineConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> OpenAIConfig:
-        if self.api_version and re.search(r"/openai/(v1|deployments)\b", self.base_url):
-            raise ValueError(
-                f"with api_version, base_url ends before /openai: {self.base_url.partition('/openai/')[0]!r}; "
-                'an address that ends in /openai/v1 needs api_version = ""'
-            )
         if self.serve is not None:
             if self.provider not in SERVED:
                 raise ValueError(f"serve: midstream starts {', '.join(SERVED)}, not {self.provider}")
@@ -181,14 +173,6 @@ class OpenAIConfig(EngineConfig):
         key, header = self.key(), PROVIDERS[self.provider].key_header
         return {header or "Authorization": key if header else f"Bearer {key}"} if key else {}
 
-    def request_url(self, path: str) -> str:
-        """The address of `path`; with an `api_version`, below the model's deployment."""
-        base_url = self.base_url.rstrip("/")
-        if not self.api_version:
-            return f"{base_url}/{path}"
-        deployment, version = quote(self.model, safe=""), quote(self.api_version, safe="")
-        return f"{base_url}/openai/deployments/{deployment}/{path}?api-version={version}"
-
     @property
     def limit_field(self) -> str:
         """The field of a chat request that bounds the completion.
@@ -218,10 +202,7 @@ def start_advice(config: OpenAIConfig) -> str:
         return provider.start.format(model=config.model, port=url.port or 80)
     if config.is_own:
         return "check the network, or set base_url to a server of your own"
-    # A hosted provider's name with another address: the port says which local server it probably is.
-    local = [known for known in PROVIDERS.values() if known.start]
-    likely = next((known for known in local if urlsplit(known.base_url).port == url.port), PROVIDERS["vllm"])
-    start = likely.start.partition("   #")[0].format(model=config.model, port=url.port or 80)
+    start = PROVIDERS["vllm"].start.format(model=config.model, port=url.port or 80)
     return f"start the server there, e.g. {start}, or correct base_url"
 
 
@@ -243,8 +224,6 @@ def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: b
         return {"code": "quota-spent", "fix": "add credit to the account, or set another base_url"}
     if status == 404 or status < 400:
         fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url (it ends in /v1)"
-        if config.api_version:
-            fix = "correct model (the deployment's name), base_url (https://RESOURCE.openai.azure.com) or api_version"
         return {"code": "model-not-found", "fix": fix}
     fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
     return {"code": "request-refused", "fix": fix}

@@ -9,7 +9,7 @@ import pytest
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError
 from midstream.core.trajectory import Message
-from midstream.engines.scripted import ScriptedEngine
+from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 
 
