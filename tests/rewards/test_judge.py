@@ -403,17 +403,17 @@ kept.close()
 
 def test_what_was_kept_first_stays(tmp_path):
     kept = verdict_file(tmp_path / "new" / "place")
-    assert kept.find_json("a", VERDICT) is None
+    assert kept.find("a", VERDICT) is None
     kept.keep("a", RIGHT.model_dump_json())
     kept.keep("a", WRONG.model_dump_json())
-    assert kept.find_json("a", VERDICT) == RIGHT
+    assert kept.find("a", VERDICT) == RIGHT
     kept.close()
     kept.close()
     again = verdict_file(tmp_path / "new" / "place")
-    assert (again.find_json("a", VERDICT), again.find_json("b", VERDICT)) == (RIGHT, None)
+    assert (again.find("a", VERDICT), again.find("b", VERDICT)) == (RIGHT, None)
     again.close()
     with pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
-        again.find_json("a", VERDICT)
+        again.find("a", VERDICT)
 
 
 @pytest.mark.slow
@@ -423,7 +423,7 @@ def test_processes_and_threads_share_the_file(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: kept.keep(str(number), RIGHT.model_dump_json()), range(50, 100)))
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    assert all(kept.find_json(str(number), VERDICT) for number in range(100))
+    assert all(kept.find(str(number), VERDICT) for number in range(100))
     kept.close()
 
 
@@ -455,7 +455,7 @@ def test_a_row_that_is_no_verdict_is_an_error(tmp_path):
         other.execute("UPDATE verdicts SET value = '{}'")
     other.close()
     with pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
-        kept.find_json("a", VERDICT)
+        kept.find("a", VERDICT)
     kept.close()
 
 

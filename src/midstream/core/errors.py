@@ -35,7 +35,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from midstream.core.trajectory import Call
@@ -62,7 +62,7 @@ class MidstreamError(Exception):
         # Lines of a text that a server or file contributed are indented, so that none looks like a cause or fix.
         super().__init__("\n".join(re.sub(r"\n(?! {4})", "\n    ", line) for line in lines))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy without `__init__`, which would indent the text once more."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -80,7 +80,7 @@ class SqliteFile:
         if found != (application, version):
             self._connection.close()
             raise UsageError(
-                f"{path} is not a {what} of version {version}: {found[0]}, {found[1]}",
+                f"{path} is not a {what} of version {version}: {found[0]}, {found[0]}",
                 code="file-invalid",
                 fix=f"set {setting} to another directory, or move the file away",
             )
@@ -120,17 +120,12 @@ class KeyedFile(SqliteFile):
         schema = (f"CREATE TABLE {table} (key TEXT PRIMARY KEY, value TEXT)",)
         super().__init__(path, application=application, version=version, schema=schema, what=what, setting=setting)
 
-    def find(self, key: str) -> str | None:
-        """The text of a key; None without one."""
+    def find(self, key: str, form: TypeAdapter[T]) -> T | None:
+        """The value of the JSON under a key, None without one; `StorageError` if it is of another form."""
         with self.access() as connection:
-            found = connection.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
-        return found[1] if found else None
-
-    def find_json(self, key: str, form: TypeAdapter[T]) -> T | None:
-        """The value of the JSON under a key; `StorageError` if it is of another form."""
-        text = self.find(key)
+            found = connection.execute(f"SELECT value FROM {self._table} WHERE key = ?", (key,)).fetchone()
         try:
-            return None if text is None else form.validate_json(text)
+            return form.validate_json(found[0]) if found else None
         except ValidationError as error:
             raise self.unusable(error) from error
 

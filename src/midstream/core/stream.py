@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Literal, cast
 
 from midstream.core.answers import extract
-from midstream.core.stream_template import ANY_TOOL, Marks, Template
+from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.text import last_box, neutral
 from midstream.core.trajectory import Trajectory
 
@@ -229,15 +229,11 @@ class Grammar:
         return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
 
 
+@lru_cache(maxsize=64)
 def grammar(template: Template) -> Grammar:
     """The patterns of a template, compiled once."""
-    return _compiled(tuple(template.tags.items()))
-
-
-@lru_cache(maxsize=64)
-def _compiled(found: tuple[tuple[str, Marks], ...]) -> Grammar:
     # A mark that holds any tool's name may match other marks too, so it is last.
-    tags = sorted(found, key=lambda tag: ANY_TOOL in tag[1].open)
+    tags = sorted(template.tags.items(), key=lambda tag: ANY_TOOL in tag[1].open)
     every = "|".join(_pattern(mark) for _, marks in tags for mark in (marks.open, marks.close))
     return Grammar(
         tags={kind: (marks.open, marks.close) for kind, marks in tags},

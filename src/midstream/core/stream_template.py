@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -135,7 +135,7 @@ def load_template(name: str | Path) -> Template:
         ) from failure
 
 
-def _table(name: str | Path) -> dict[str, Any]:
+def _table(name: str | Path) -> dict[str, object]:
     """A template's settings, with those that it inherits."""
     shipped = Path(__file__).parent / "templates"
     path = Path(name) if isinstance(name, Path) or name.endswith(".toml") else shipped / f"{name}.toml"

@@ -171,13 +171,13 @@ class Judge:
         async def find_or_ask() -> JudgeVerdict:
             nonlocal fresh
             # In threads: a write waits for the disk, and readers wait for the write.
-            found = await asyncio.to_thread(self._kept.find_json, key, VERDICT) if self._kept else None
+            found = await asyncio.to_thread(self._kept.find, key, VERDICT) if self._kept else None
             if found is None:
                 fresh, found = True, await self._ask(messages, derive_seed(ROLE, key))
                 if self._kept:
                     # If another process was faster, its verdict counts: later runs will read it.
                     await asyncio.to_thread(self._kept.keep, key, found.model_dump_json())
-                    kept = await asyncio.to_thread(self._kept.find_json, key, VERDICT)
+                    kept = await asyncio.to_thread(self._kept.find, key, VERDICT)
                     found = found.model_copy(update={"correct": (kept or found).correct})
             return found
 
