@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
 from midstream.core.metrics import StepTiming
-from midstream.runs.journal import (
-    Journal,
-    filter_records,
-    read_models,
-    read_records,
-)
+from midstream.runs.journal import Journal, Records, filter_records, read_records
 from support.errors import raises
 
 values = st.recursive(
@@ -118,10 +113,10 @@ def test_models_round_trip_and_a_wrong_one_is_located(tmp_path):
     path = tmp_path / "timings.jsonl"
     timings = [StepTiming(step=1, duration_s=float("inf")), StepTiming(step=2, duration_s=0.5)]
     write(path, *timings)
-    assert read_models(path, StepTiming) == timings
+    assert Records(path, StepTiming).read() == timings
     write(path, {"step": 3, "duration_s": 1, "news": 1})
     with raises("file-damaged", "line 3", "StepTiming", "news"):
-        read_models(path, StepTiming)
+        Records(path, StepTiming).read()
 
 
 def test_filter_keeps_other_lines_byte_for_byte(tmp_path):

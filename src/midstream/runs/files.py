@@ -50,21 +50,21 @@ def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> Ru
 
 def open_file(path: Path, mode: str = "rb", buffering: int = -1) -> BinaryIO:
     """Open a file of a run. Raises `RunError` for a link, a pipe or a device: reading it could end nowhere."""
+
+    def open_regular(path: str, flags: int) -> int:
+        # Without blocking: a pipe would wait for its other end. Windows has neither flag.
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
     try:
-        return cast(BinaryIO, open(path, mode, buffering, opener=_open_regular))
+        return cast(BinaryIO, open(path, mode, buffering, opener=open_regular))
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         raise damaged(path, "it is a link, a pipe or a device, not a file") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    # Without blocking: a pipe would wait for its other end. Windows has neither flag.
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
 
 def read_file(path: Path) -> bytes:

@@ -110,24 +110,23 @@ class Records(Generic[ModelT]):
     model: type[ModelT]
 
     def read(self, on_damage: OnDamage = raise_damage) -> list[ModelT]:
-        """All records in order; empty if the file does not exist yet. Damage: as `read_records`."""
-        return read_models(self.path, self.model, on_damage)
+        """All records in order; empty if the file does not exist yet.
+
+        Damage, also a record that is not a valid `model`: as `read_records`.
+        """
+        found: list[ModelT] = []
+        for number, _, record in read_records(self.path, on_damage):
+            try:
+                found.append(self.model.model_validate(record))
+            except ValidationError as error:
+                problem = f"is no {self.model.__name__}: {problems_of(error)[0]}"
+                on_damage(_damaged_line(self.path, number, problem))
+        return found
 
     def append(self, record: ModelT) -> None:
         """Add a record, safe on disk on return. Raises `StorageError`."""
         with Journal(self.path) as journal:
             journal.append(record)
-
-
-def read_models(path: Path, model: type[ModelT], on_damage: OnDamage = raise_damage) -> list[ModelT]:
-    """The records of a journal as `model`s; raises as `read_records`, also for a record that is not a valid `model`."""
-    found: list[ModelT] = []
-    for number, _, record in read_records(path, on_damage):
-        try:
-            found.append(model.model_validate(record))
-        except ValidationError as error:
-            on_damage(_damaged_line(path, number, f"is no {model.__name__}: {problems_of(error)[0]}"))
-    return found
 
 
 def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> int:
@@ -182,7 +181,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _damaged_line(path: Path, line: int, problem: str) -> RunError:
-    return damaged(path, f"line {line} {problem}", fix="restore the file from a copy")
+    return damaged(path, f"line {line} {problem}", fix="restore the file from a copy, or delete the line")
 
 
 def _repair_tail(path: Path, report: Report) -> None:
