@@ -41,22 +41,18 @@ def read(body: object) -> ChatRequest:
     fields = forms.fields_of(body, _REFUSED)
     if "message.output_text.logprobs" in (fields.maybe("include", list) or ()):
         raise fields.unsupported("include", "the run records log-probabilities: remove them")
-    tools = []
-    for tool in fields.objects("tools"):
-        if tool.need("type", str) != "function":
-            raise tool.unsupported("type", 'no tool is built in: send tools of type "function"')
-        tools.append(forms.function_tool(tool, "parameters"))
     instructions, text, thinks = fields.maybe("instructions", str), fields.within("text"), fields.within("reasoning")
-    chosen = forms.tool_options(fields, "tool_choice", tools)
-    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    tools, options = forms.tool_options(fields.table.get("tool_choice"), forms.tools_of(fields))
+    options |= forms.other_options(fields, _REFUSED.keys() | _READ)
     if thinks and (effort := thinks.maybe("effort", str)):
-        chosen["options"]["reasoning_effort"] = effort
+        options["reasoning_effort"] = effort
     if text and (verbosity := text.maybe("verbosity", str)):
-        chosen["options"]["verbosity"] = verbosity
+        options["verbosity"] = verbosity
     return ChatRequest(
         model=fields.need("model", str),
         messages=(*forms.system_messages(instructions), *forms.some_messages(_conversation(fields), "input")),
-        **chosen,
+        tools=tools,
+        options=options,
         sampling=forms.sampling_of(fields, ("max_output_tokens",)),
         json_schema=forms.schema_of(text.within("format")) if text else None,
         stream=fields.maybe("stream", bool) or False,
