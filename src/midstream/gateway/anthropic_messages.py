@@ -136,8 +136,7 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
             key = block["type"]
             begun, kind, text = {key: ""}, f"{key}_delta", block[key]
         yield event("content_block_start", index=index, content_block=block | begun)
-        for piece in forms.pieces(text):
-            yield event("content_block_delta", index=index, delta={"type": kind, key: piece})
+        yield event("content_block_delta", index=index, delta={"type": kind, key: text})
         yield event("content_block_stop", index=index)
     ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
     yield event("message_delta", delta=ended, usage=usage)

@@ -99,15 +99,12 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
         return forms.sse(_envelope(reply, "chat.completion.chunk", [choice]) | usage)
 
     yield chunk({"role": "assistant", "content": "" if reply.speaks else None})
-    for piece in forms.pieces(reply.thoughts):
-        yield chunk({"reasoning_content": piece})
-    for piece in forms.pieces(reply.text):
-        yield chunk({"content": piece})
+    if reply.thoughts:
+        yield chunk({"reasoning_content": reply.thoughts})
+    if reply.text:
+        yield chunk({"content": reply.text})
     for index, use in enumerate(reply.tool_uses):
-        wire = use.wire()
-        yield chunk({"tool_calls": [{"index": index, **wire, "function": {"name": use.name, "arguments": ""}}]})
-        for piece in forms.pieces(use.arguments):
-            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        yield chunk({"tool_calls": [{"index": index, **use.wire()}]})
     yield chunk({}, _finish_reason(reply))
     if chat.include_usage:
         yield forms.sse(_envelope(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)})

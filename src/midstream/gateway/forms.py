@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -23,8 +23,6 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LARGEST = 2**31 - 1
 # A comment, which keeps a stream alive.
 HEARTBEAT = ": waiting\n\n"
-# Deltas of a text in a stream.
-_PIECES = 4
 _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
 _Value = TypeVar("_Value")
 
@@ -328,12 +326,6 @@ def some_messages(messages: Sequence[Message], key: str) -> tuple[Message, ...]:
     if not messages:
         raise FormError("invalid_value", "it is empty; send a message", key)
     return tuple(messages)
-
-
-def pieces(text: str) -> Iterator[str]:
-    """A text in a few parts, as a stream sends it."""
-    size = max(1, -(-len(text) // _PIECES))
-    return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def sse(data: Mapping[str, object], event: str = "") -> str:

@@ -168,16 +168,14 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
         yield event("response.output_item.added", output_index=index, item=begun_item)
         place = {"item_id": item["id"], "output_index": index}
         if calls:
-            for piece in forms.pieces(item["arguments"]):
-                yield event("response.function_call_arguments.delta", **place, delta=piece)
+            yield event("response.function_call_arguments.delta", **place, delta=item["arguments"])
             yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
         else:
             [part] = item["content"]
             place["content_index"] = 0
             extra = {"logprobs": []} if part["type"] == "output_text" else {}
             yield event("response.content_part.added", **place, part=part | {"text": ""})
-            for piece in forms.pieces(part["text"]):
-                yield event(f"response.{part['type']}.delta", **place, delta=piece, **extra)
+            yield event(f"response.{part['type']}.delta", **place, delta=part["text"], **extra)
             yield event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
             yield event("response.content_part.done", **place, part=part)
         yield event("response.output_item.done", output_index=index, item=item)
