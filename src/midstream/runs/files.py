@@ -22,25 +22,17 @@ from midstream.core.errors import RunError, StorageError
 
 _REFUSED = (errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 _RESUME = "then give the command again, or `midstream resume` the run"
-# Code, cause and fix by the system's name of the error, because not every platform has every number.
-_PROBLEMS = {
-    "ENOENT": ("write-failed", "its directory does not exist", "make it, or write elsewhere"),
-    "ENOSPC": ("disk-full", "the disk is full", f"free space on that disk, {_RESUME}"),
-    "EDQUOT": ("disk-full", "your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
-    "EFBIG": ("disk-full", "the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),
-    "EROFS": ("write-failed", "the file system is read-only", f"remount it writable or write elsewhere, {_RESUME}"),
-    "EACCES": ("write-failed", "this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
-    "EPERM": ("write-failed", "this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
-    "EIO": ("write-failed", "the disk reported a hardware error", f"check the disk and the system log, {_RESUME}"),
-}
-_OTHER_PROBLEM = ("write-failed", "the system refused the write", f"fix the error above, {_RESUME}")
+# The system's names of errors: not every platform has every number.
+_FULL = ("ENOSPC", "EDQUOT", "EFBIG")
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:
     """The `StorageError` that explains what `error` means for `path` and how to fix it."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    code, cause, fix = _PROBLEMS.get(name, _OTHER_PROBLEM)
-    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", code=code, cause=cause, fix=fix)
+    code, fix = "write-failed", "correct that, or write elsewhere"
+    if name in _FULL:
+        code, fix = "disk-full", "free space on that disk, or raise the quota or the limit (`ulimit -f`)"
+    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", code=code, fix=f"{fix}, {_RESUME}")
 
 
 def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> RunError:
