@@ -28,11 +28,10 @@ _TOOL_NAME = r"[A-Za-z_][\w.-]*"  # in place of {tool} in a mark
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A part of the stream in one turn: `sampled` by the policy, or appended by the environment."""
+    """A part of the stream: `sampled` by the policy, or appended by the environment."""
 
     text: str
     sampled: bool
-    turn: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +49,10 @@ class Block:
 def stream_of(trajectory: Trajectory) -> list[Piece]:
     """The stream of an interleaved trajectory after its prompt: sampled and appended pieces, in order."""
     found: list[Piece] = []
-    last = len(trajectory.turns) + 1
-    parts = [(turn.index, turn.calls, turn.appended) for turn in trajectory.turns]
-    for index, calls, appended in [*parts, (last, trajectory.closing_calls, "")]:
-        found += [Piece(text=call.completion, sampled=True, turn=index) for call in calls if call.role == POLICY]
-        found.append(Piece(text=appended, sampled=False, turn=index))
+    parts = [(turn.calls, turn.appended) for turn in trajectory.turns]
+    for calls, appended in [*parts, (trajectory.closing_calls, "")]:
+        found += [Piece(text=call.completion, sampled=True) for call in calls if call.role == POLICY]
+        found.append(Piece(text=appended, sampled=False))
     return [piece for piece in found if piece.text]
 
 
