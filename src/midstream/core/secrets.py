@@ -85,8 +85,7 @@ def _places(value: object, where: str, name: str) -> Iterator[str]:
 def _with_names(words: Sequence[T], name: str) -> Iterator[tuple[str, T]]:
     """Each word with its name: the option before it, as in ["--token", "abc"], otherwise `name`."""
     for before, word in zip(["", *words], words, strict=False):
-        option = isinstance(before, str) and before.startswith("-")
-        yield before.lstrip("-") if option else name, word
+        yield before.lstrip("-") if isinstance(before, str) and before.startswith("-") else name, word
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -9,21 +9,18 @@ text can be parsed: blocks record what is unclosed or nested.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import Literal, cast
 
 from midstream.core.answers import extract
-from midstream.core.stream_template import ANY_TOOL, Template
+from midstream.core.stream_template import Template
 from midstream.core.text import last_box, neutral
 from midstream.core.trajectory import Trajectory
 
 POLICY = "policy"  # role of the calls that sampled the stream
 BlockKind = Literal["think", "call", "output", "answer", "text"]
-_TOOL_NAME = r"[A-Za-z_][\w.-]*"  # in place of {tool} in a mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +68,7 @@ def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]
 
     A tag is present if its opening mark is, with its closing mark after it; output counts only if it was appended.
     """
-    known = grammar(template)
+    known = template.grammar
     written = template.opening + "".join(piece.text for piece in pieces if piece.sampled)
     given = "".join(piece.text for piece in pieces if not piece.sampled)
     return {kind: known.holds(kind, given if kind == "output" else written) for kind in template.tags}
@@ -102,7 +99,7 @@ def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
 
 def _in_order(found: Sequence[Block], template: Template) -> bool:
     """Return whether a sampled stretch by itself has the strict format."""
-    stray = grammar(template).marks
+    stray = template.grammar.marks
     thought, before = template.think is None, ""
     for block in found:
         if block.kind == "text":
@@ -158,7 +155,7 @@ def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, l
 
 def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:
     """Blocks of a sampled stretch, whose first `put_in_before` characters are the template's opening."""
-    known, place = grammar(template), 0
+    known, place = template.grammar, 0
     while opened := known.opening.search(text, place):
         if opened.start() > place:
             yield Block(kind="text", body=text[place : opened.start()], sampled=place >= put_in_before)
@@ -196,53 +193,9 @@ def _appended(text: str, template: Template) -> Iterator[Block]:
         yield Block(kind="text", body=text[place:], sampled=False)
 
 
-# -- marks, and escaping them in text ---------------------------------------------------------------------------------
+# -- escaping marks in text -------------------------------------------------------------------------------------------
 #
-# Marks may overlap, hold a tool's name, or begin and end with line breaks (a code fence). A tool's text could complete
-# a mark together with the text around it, so this is escaped too.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grammar:
-    """A template's marks as patterns."""
-
-    tags: dict[str, tuple[str, str]]  # opening and closing mark, by kind
-    opening: re.Pattern[str]  # an opening mark; the group that matched (`lastgroup`) is its kind
-    marks: re.Pattern[str]  # any mark
-    overlapping: re.Pattern[str]  # any mark, also marks that overlap, as group 1 of an empty match
-
-    def closing(self, opened: re.Match[str]) -> tuple[str, str]:
-        """The closing mark of an opening mark, and the tool that both name ("" if they name none)."""
-        mark, close = self.tags[opened.lastgroup or ""]
-        before, here, after = mark.partition(ANY_TOOL)
-        tool = opened[0][len(before) : len(opened[0]) - len(after)] if here else ""
-        return close.replace(ANY_TOOL, tool), tool
-
-    def holds(self, kind: str, text: str) -> bool:
-        """Return whether a text has an opening mark of a kind with its closing mark somewhere after it."""
-        first: dict[str, re.Match[str]] = {}  # first place of each mark: closing marks of later ones are behind it too
-        for opened in self.opening.finditer(text):
-            if opened.lastgroup == kind:
-                first.setdefault(opened[0], opened)
-        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
-
-
-@lru_cache(maxsize=64)
-def grammar(template: Template) -> Grammar:
-    """The patterns of a template, compiled once."""
-    # A mark that holds any tool's name may match other marks too, so it is last.
-    tags = sorted(template.tags.items(), key=lambda tag: ANY_TOOL in tag[1].open)
-    every = "|".join(_pattern(mark) for _, marks in tags for mark in (marks.open, marks.close))
-    return Grammar(
-        tags={kind: (marks.open, marks.close) for kind, marks in tags},
-        opening=re.compile("|".join(f"(?P<{kind}>{_pattern(marks.open)})" for kind, marks in tags)),
-        marks=re.compile(every),
-        overlapping=re.compile(f"(?=({every}))"),
-    )
-
-
-def _pattern(mark: str) -> str:
-    return _TOOL_NAME.join(re.escape(part) for part in mark.split(ANY_TOOL))
+# A tool's text could complete a mark together with the text around it, so this is escaped too.
 
 
 def put_in(text: str, template: Template) -> str:
@@ -256,7 +209,7 @@ def escape_marks(text: str, template: Template, before: str = "", after: str = "
     """Escape the template's marks in `text`, also those formed with `before` and `after`: no output can forge one."""
     start, end, whole = len(before), len(before) + len(text), before + text + after
     broken: set[int] = set()
-    for found in grammar(template).overlapping.finditer(whole):
+    for found in template.grammar.overlapping.finditer(whole):
         mark = range(found.start(), found.start() + len(found[1]))
         inside = [place for place in mark if start <= place < end and not whole[place].isspace()]
         broken.update(inside[:1])
