@@ -58,8 +58,6 @@ class Outcome(Frozen):
 class PendingRequest:
     """One request of the agent, and what became of it (`gateway.server.PendingReply`)."""
 
-    # From 0, in the order of arrival.
-    number: int
     # Its turns: one, or one for each tool call of the reply.
     drafts: list[Draft]
     call: Call | None = None
@@ -204,7 +202,7 @@ class AgentSession:
         seed = derive_seed(self.context.seed, digest, self._same[digest])
         sampling = self._sampling(chat, role, seed)
         self._same[digest] += 1
-        pending = PendingRequest(number=len(self._requests), drafts=[Draft(index=len(self._requests) + 1)])
+        pending = PendingRequest(drafts=[Draft(index=len(self._requests) + 1)])
         self._requests.append(pending)
         context, met = self.context.begin(role, pending.drafts[0].index), self.limit
         request = Request(
@@ -247,7 +245,7 @@ class AgentSession:
         )
         for place, use in enumerate(uses):
             if place:
-                pending.drafts.append(Draft(index=pending.number + 1))
+                pending.drafts.append(Draft(index=pending.drafts[0].index))
             draft = pending.drafts[-1]
             draft.action = Action(tool=use.name, context=use.arguments)
             draft.command = Command(tool=use.name, arguments=json.loads(use.arguments))

@@ -117,21 +117,21 @@ class SessionAgent(RecordedAgent):
         """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
         running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
         try:
-            while True:
+            while not running.done():
+                now_s = time.monotonic()
                 deadline_s = float("inf") if session.waits else session.context.deadline_s or float("inf")
-                idle_s = time.monotonic() - session.active_s if session.idle else 0.0
-                left_s = 1.0 if session.waits else min(self.settings.idle_s - idle_s, deadline_s - time.monotonic())
-                await asyncio.wait({running, session.failure}, timeout=max(left_s, 0.01), return_when="FIRST_COMPLETED")
-                if session.failure.done():
-                    raise session.failure.result()
-                if running.done():
-                    break
-                if time.monotonic() >= deadline_s:
+                idle_until_s = (session.active_s if session.idle else now_s) + self.settings.idle_s
+                if now_s >= deadline_s:
                     words = f"agent {self.name!r} was still running at its deadline"
                     raise agent_failed(words, "raise rollout.deadline_s")
-                if session.idle and time.monotonic() - session.active_s >= self.settings.idle_s:
+                if now_s >= idle_until_s:
                     words = f"agent {self.name!r} asked nothing for {self.settings.idle_s:g} s"
                     raise agent_failed(words, "raise agent.idle_s, or find out what it waits for")
+                # A caller may come at any time, and the deadline counts from then.
+                left_s = 1.0 if session.waits else min(deadline_s, idle_until_s) - now_s
+                await asyncio.wait({running, session.failure}, timeout=left_s, return_when="FIRST_COMPLETED")
+                if session.failure.done():
+                    raise session.failure.result()
             try:
                 return running.result()
             except UsageError:
