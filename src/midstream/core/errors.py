@@ -78,9 +78,9 @@ def name_place(place: str) -> Iterator[None]:
     try:
         yield
     except MidstreamError as error:
-        if place in error.what:
-            raise
-        raise type(error)(f"{place}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
+        if place not in error.what:
+            error.what = f"{place}: {error.what}"
+        raise
 
 
 class UsageError(MidstreamError):

@@ -99,7 +99,11 @@ class SessionAgent(RecordedAgent):
                 address = Address(f"{url}/v1", key, session.names[0], url)
                 outcome = await self._watch(session, self.drive(task, session, address))
         except MidstreamError as failure:
-            raise _recordable(failure, key) from None
+            # A client's error may hold the session's key, or halves of characters, which no file holds.
+            for name in ("what", "cause", "fix"):
+                text = getattr(failure, name).replace(key, "KEY")
+                setattr(failure, name, text.encode("utf-8", "backslashreplace").decode())
+            raise failure from None
         finally:
             await session.end(record)
         if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
@@ -150,18 +154,6 @@ class SessionAgent(RecordedAgent):
                 # Nobody will look at its error.
                 running.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.wait({running}, timeout=3 * _END_S)
-
-
-def _recordable(failure: MidstreamError, key: str) -> MidstreamError:
-    """The failure without the session's key, which a client's error may hold, and without halves of characters."""
-    parts = [failure.what, failure.cause, failure.fix]
-    texts = [text.replace(key, "KEY").encode("utf-8", "backslashreplace").decode() for text in parts]
-    if texts == parts:
-        return failure
-    what, cause, fix = texts
-    made = type(failure)(what, code=failure.code, cause=cause, fix=fix)
-    vars(made).update({name: value for name, value in vars(failure).items() if name in ("retryable", "calls")})
-    return made
 
 
 def gateway_of(context: Context | None) -> Gateway:
