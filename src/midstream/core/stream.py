@@ -140,17 +140,12 @@ def said(pieces: Sequence[Piece], template: Template) -> str:
 
 def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:
     """The blocks of each maximal stretch, with whether it was sampled (or else appended)."""
-    stretches = [(by, "".join(piece.text for piece in of)) for by, of in groupby(pieces, lambda piece: piece.sampled)]
-    opening = template.opening
-    if opening and (not stretches or not stretches[0][0]):
-        yield True, list(_sampled(opening, template, len(opening)))
-        opening = ""
-    for sampled, text in stretches:
-        if sampled:
-            yield True, list(_sampled(opening + text, template, len(opening)))
-            opening = ""
-        else:
-            yield False, list(_appended(text, template))
+    opening = [Piece(text=template.opening, sampled=True)] if template.opening else []
+    put_in_before = len(template.opening)
+    for sampled, stretch in groupby([*opening, *pieces], lambda piece: piece.sampled):
+        text = "".join(piece.text for piece in stretch)
+        yield sampled, list(_sampled(text, template, put_in_before) if sampled else _appended(text, template))
+        put_in_before = 0
 
 
 def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:
@@ -180,17 +175,17 @@ def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Bloc
 
 def _appended(text: str, template: Template) -> Iterator[Block]:
     """Blocks of appended text, in which only marks of output count."""
-    marks, place = template.output, 0
-    while (start := text.find(marks.open, place)) >= 0:
-        end = text.find(marks.close, start + len(marks.open))
-        if end < 0:
+    while True:
+        before, _, rest = text.partition(template.output.open)
+        body, closed, after = rest.partition(template.output.close)
+        if not closed:
             break
-        if start > place:
-            yield Block(kind="text", body=text[place:start], sampled=False)
-        yield Block(kind="output", body=text[start + len(marks.open) : end], sampled=False)
-        place = end + len(marks.close)
-    if place < len(text):
-        yield Block(kind="text", body=text[place:], sampled=False)
+        if before:
+            yield Block(kind="text", body=before, sampled=False)
+        yield Block(kind="output", body=body, sampled=False)
+        text = after
+    if text:
+        yield Block(kind="text", body=text, sampled=False)
 
 
 # -- escaping marks in text -------------------------------------------------------------------------------------------

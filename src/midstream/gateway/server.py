@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from asyncio import FIRST_COMPLETED
-from collections import OrderedDict
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -111,7 +111,7 @@ class Gateway:
         self.loop: asyncio.AbstractEventLoop | None = None
         # Answers every client, without sessions.
         self.everyone: SessionHandle | None = None
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: deque[str] = deque(maxlen=_KEPT)
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -125,9 +125,7 @@ class Gateway:
             yield key
         finally:
             del self.sessions[key]
-            self._ended[key] = None
-            while len(self._ended) > _KEPT:
-                self._ended.popitem(last=False)
+            self._ended.append(key)
 
     def url(self, key: str) -> str:
         """The address of a session; an OpenAI client's `base_url` is this and "/v1"."""

@@ -20,8 +20,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,8 +45,8 @@ from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, agent
 from midstream.gateway.settings import ServeConfig, SessionSettings
 
 GIVEN = ("task", "session", "question", "tools")
-# Of what a command prints: for its error.
-_KEPT_LINES, _LONGEST_LINE = 20, 500
+# Of what a command prints, for its error.
+_KEPT_LINES, _KEPT_BYTES = 20, 10_000
 # Between SIGTERM and SIGKILL; for a cancelled function to end.
 _END_S = 2.0
 
@@ -222,10 +221,10 @@ class CommandAgent(SessionAgent):
             # The gateway is on this machine, where no proxy finds it.
             for name in ("NO_PROXY", "no_proxy"):
                 environment[name] = ",".join(filter(None, (environment.get(name), *LOOPBACK)))
-            status, lines = await self._run(environment)
+            status, printed = await self._run(environment)
             if status:
                 how = f"exited with {status}" if status <= 128 else f"was ended by signal {status - 128}"
-                raise agent_failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
+                raise agent_failed(f"agent {self.name!r} {how}", "correct it", printed)
             if not answer.is_file():
                 return Outcome()
             with answer.open(encoding="utf-8", errors="replace") as file:
@@ -244,7 +243,7 @@ class CommandAgent(SessionAgent):
                 fix="name a program that is installed here, by its path",
             )
 
-    async def _run(self, environment: Mapping[str, str]) -> tuple[int, Sequence[str]]:
+    async def _run(self, environment: Mapping[str, str]) -> tuple[int, str]:
         """The program's exit status, 128 and a signal that ended it, and the last lines that it printed."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self.settings.command),
@@ -258,8 +257,15 @@ class CommandAgent(SessionAgent):
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        tail = asyncio.ensure_future(_tail(process.stdout, lines))
+        output, kept = process.stdout, bytearray()
+
+        async def keep_the_end() -> None:
+            # It may have none, so that little of it is kept.
+            while chunk := await output.read(1 << 16):
+                kept.extend(chunk)
+                del kept[:-_KEPT_BYTES]
+
+        tail = asyncio.ensure_future(keep_the_end())
         try:
             status = await process.wait()
             await asyncio.wait({tail}, timeout=_END_S)
@@ -273,18 +279,7 @@ class CommandAgent(SessionAgent):
                 if process.returncode is None:
                     process.kill()
                 tail.cancel()
-        return status, lines
-
-
-async def _tail(stream: asyncio.StreamReader, lines: deque[str]) -> None:
-    """Keep the last lines of a stream that may have no end, in little memory."""
-    rest = b""
-    while chunk := await stream.read(1 << 16):
-        *whole, rest = (rest + chunk).split(b"\n")
-        rest = rest[-_LONGEST_LINE:]
-        lines.extend(line[-_LONGEST_LINE:].decode("utf-8", "replace") for line in whole[-_KEPT_LINES:])
-    if rest:
-        lines.append(rest.decode("utf-8", "replace"))
+        return status, "\n".join(kept.decode("utf-8", "replace").splitlines()[-_KEPT_LINES:])
 
 
 def own_session_agent(kind: Kind, reference: str, value: object) -> type[SessionSettings]:
