@@ -21,6 +21,7 @@ from asyncio import FIRST_COMPLETED
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from types import ModuleType
@@ -64,12 +65,13 @@ _KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 
 
-class PendingReply(Protocol):
+@dataclass(kw_only=True)
+class PendingReply:
     """A session's answer to one request."""
 
     reply: ChatReply
     # The server sets it when the agent gets the answer.
-    delivered: bool
+    delivered: bool = False
 
 
 class SessionHandle(Protocol):

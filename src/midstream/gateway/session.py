@@ -31,7 +31,7 @@ from midstream.core.text import render_lessons
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.parsers import parse_reply
-from midstream.gateway.server import Gateway, now
+from midstream.gateway.server import Gateway, PendingReply, now
 from midstream.gateway.settings import POLICY, SessionSettings
 
 # Characters.
@@ -55,14 +55,13 @@ class Outcome(Frozen):
 
 
 @dataclass(kw_only=True)
-class PendingRequest:
-    """One request of the agent, and what became of it (`gateway.server.PendingReply`)."""
+class PendingRequest(PendingReply):
+    """One request of the agent, and what became of it."""
 
     # Its turns: one, or one for each tool call of the reply.
     drafts: list[Draft]
     call: Call | None = None
     reply: ChatReply = field(init=False)
-    delivered: bool = False
     # When it was answered, as a time of `time.monotonic()`.
     done_s: float = 0.0
 
