@@ -16,15 +16,7 @@ from pydantic_core import from_json
 from midstream.core.data import problems_of
 from midstream.core.trajectory import Trajectory
 from midstream.runs.files import damaged, open_file
-from midstream.runs.journal import (
-    Journal,
-    OnDamage,
-    Report,
-    filter_records,
-    raise_damage,
-    read_records,
-    warn,
-)
+from midstream.runs.journal import Journal, OnDamage, Report, filter_records, raise_damage, read_records, warn
 
 
 @dataclass(frozen=True, slots=True)
