@@ -122,9 +122,8 @@ def test_models_round_trip_and_a_wrong_one_is_located(tmp_path):
 def test_filter_keeps_other_lines_byte_for_byte(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step":2 }\n{"step":3}\n')
-    assert filter_records(path, lambda record: record["step"] != 2) == 1
+    filter_records(path, lambda record: record["step"] != 2)
     assert path.read_bytes() == b'{"step": 1}\n{"step":3}\n'
-    assert filter_records(path, lambda record: True) == 0
 
 
 def test_a_failed_append_leaves_whole_records(tmp_path, file_size_limit):
@@ -168,7 +167,7 @@ def test_reading_keeps_one_block_in_memory(tmp_path):
     write(path, *({"i": index, "text": "x" * 1000} for index in range(10_000)))
     tracemalloc.start()
     assert sum(1 for _ in read_records(path)) == 10_000
-    assert filter_records(path, lambda record: record["i"] % 2 == 0) == 5_000
+    filter_records(path, lambda record: record["i"] % 2 == 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20

@@ -55,16 +55,12 @@ class Journal:
     def __init__(self, path: Path, *, report: Report = warn) -> None:
         self.path = path
         with storage_errors(path):
-            is_new = not path.exists()
+            if path.exists():
+                _repair_tail(path, report)
+            else:
+                open_file(path, "ab").close()
+                fsync_directory(path.parent)
             self._file = open_file(path, "ab", buffering=0)
-            try:
-                if is_new:
-                    fsync_directory(path.parent)
-                else:
-                    _repair_tail(path, report)
-            except OSError:
-                self._file.close()
-                raise
 
     def append(self, record: Record) -> None:
         """Append one record with one write. Raises `StorageError`; the journal then ends with the record before."""
@@ -129,11 +125,8 @@ class Records(Generic[ModelT]):
             journal.append(record)
 
 
-def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> int:
-    """Atomically remove the records for which `keep` is false.
-
-    Damaged ones are removed, too, if `on_damage` does not raise. Returns how many were removed, and damaged.
-    """
+def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> None:
+    """Atomically remove the records for which `keep` is false, and damaged ones, if `on_damage` does not raise."""
     damage: list[RunError] = []
 
     def note(error: RunError) -> None:
@@ -141,10 +134,8 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage
         damage.append(error)
 
     removed = sum(not keep(record) for _, _, record in read_records(path, note))
-
     if removed or damage:
         atomic_write(path, (line for _, line, record in read_records(path, skip_damage) if keep(record)))
-    return removed + len(damage)
 
 
 def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
