@@ -49,10 +49,12 @@ def test_what_is_no_text_file_of_bounded_size_is_refused(tmp_path: Path):
         ("a = " + "[" * 40 + "]" * 40, "a.0.0.*more than 32 levels"),
         ("a = " + "9" * 5_000, "4300 digits"),
         ("[t]\na = [0x" + "f" * 5_000 + "]", "t.a.0: an integer"),
+        (".".join("a" * 20_000) + " = 1", "32 parts"),
+        ("[" + " . ".join(["'a b'", '"c"'] * 10_000) + "]", "32 parts"),
         ('a.b = "\\u0000"', "a.b: a null character"),
         ('"\\u0000" = 1', "a null character"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_toml_that_nothing_could_handle_is_refused_at_once(tmp_path: Path, text: str, problem: str):
     with pytest.raises(ValueError, match=re.compile(problem, re.DOTALL)):

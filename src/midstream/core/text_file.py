@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import tomllib
 from importlib import resources
@@ -13,6 +14,8 @@ from midstream.core.errors import MidstreamError, RecipeError
 MAX_CHARACTERS = 1 << 24
 _MAX_TOML = 1 << 20
 _MAX_DEPTH = 32
+# `tomllib` takes time quadratic in the parts of a key.
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}""")
 
 
 def read_text(
@@ -63,6 +66,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML. Raises `ValueError`, also for what other code could not handle: great depth, long integers, NUL."""
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {_MAX_DEPTH} parts")
     try:
         table = tomllib.loads(text)
     except RecursionError as failure:
