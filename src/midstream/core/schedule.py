@@ -55,8 +55,5 @@ class Schedule(Settings):
 
 # A number, which is the same at every step, or a table.
 Probability = Annotated[
-    Schedule,
-    BeforeValidator(
-        lambda value: {"start": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
-    ),
+    Schedule, BeforeValidator(lambda value: {"start": value} if type(value) in (int, float) else value)
 ]

@@ -75,7 +75,7 @@ class SqliteFile:
         if found != (application, version):
             self._connection.close()
             raise UsageError(
-                f"{path} is not a {what} of version {version}: {found[0]}, {found[0]}",
+                f"{path} is not a {what} of version {version}: {found[0]}, {found[1]}",
                 code="file-invalid",
                 fix=f"set {setting} to another directory, or move the file away",
             )
