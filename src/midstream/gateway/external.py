@@ -136,8 +136,8 @@ class ExternalAgent(SessionAgent):
                 try:
                     task = Task.model_validate({"answer": "", **body["task"], "id": name})
                 except (TypeError, ValidationError) as failure:
-                    words = "; ".join(problems_of(failure)) if isinstance(failure, ValidationError) else "is no object"
-                    raise FormError("invalid_value", words, "task") from failure
+                    problems = problems_of(failure) if isinstance(failure, ValidationError) else ["an object is needed"]
+                    raise FormError("invalid_value", "; ".join(problems), "task") from failure
                 self._places.runs[name] = asyncio.create_task(self._run(self._start, task))
 
             def fits(place: _Place) -> bool:

@@ -260,7 +260,7 @@ class CommandAgent(SessionAgent):
         output, kept = process.stdout, bytearray()
 
         async def keep_the_end() -> None:
-            # It may have none, so that little of it is kept.
+            # Output may have no end, so little of it is kept.
             while chunk := await output.read(1 << 16):
                 kept.extend(chunk)
                 del kept[:-_KEPT_BYTES]

@@ -116,11 +116,11 @@ class Segments:
         )
         # By whether the whole id is given.
         found: dict[bool, dict[str, Callable[[], Trajectory]]] = {True: {}, False: {}}
-        for name, id, load in chain(written, unfinished):
+        for name, identifier, load in chain(written, unfinished):
             wanted = rest if name == segment else id_or_prefix
-            matches, full = found[id == wanted], f"{name}/{id}"
+            matches, full = found[identifier == wanted], f"{name}/{identifier}"
             # One more than are shown: a run may have 100,000.
-            if id.startswith(wanted) and (len(matches) <= _SHOWN or full in matches):
+            if identifier.startswith(wanted) and (len(matches) <= _SHOWN or full in matches):
                 matches[full] = load
         matches = found[True] or found[False]
         names = list(matches)
