@@ -133,15 +133,13 @@ def export(
         for row in rows:
             count += 1
             yield row
-        if not count and not left_out.total():
-            fix = "export a run that has worked on tasks: `midstream show` counts them"
-            raise UsageError(f"{run.root} has no trajectories in {parts}", code="nothing-to-export", fix=fix)
-        if not count:  # an error while the file is written leaves none behind
+        # An error while the file is written leaves none behind.
+        if not count:
             reasons = "; ".join(f"{number:,} left out: {reason}" for reason, number in left_out.items())
             raise UsageError(
-                f"there is nothing to export in {parts}",
+                f"{run.root} has nothing to export in {parts}",
                 code="nothing-to-export",
-                cause=reasons,
+                cause=reasons or "it has no trajectories: `midstream show` counts them",
                 fix="take other parts (--part 'eval-*'), another --module, or failures too (--all)",
             )
 
