@@ -81,13 +81,7 @@ def test_splits_are_the_rows_that_begin_with_tokens_of_an_earlier_call(session):
         place = places[id(run[0])]
         if (most := max((shared(place, of) for of in range(place)), default=0)) > 0:
             wanted[place] = (most, max(of for of in range(place) if shared(place, of) == most))
-    made = splits(delivered)
-    assert {split.call: (split.shared, split.of) for split in made} == wanted
-    for split in made:
-        whole = delivered[split.of].prompt_ids + delivered[split.of].completion_ids
-        assert delivered[split.call].prompt_ids[split.shared :][: len(split.ours)] == split.ours
-        assert whole[split.shared :][: len(split.theirs)] == split.theirs
-        assert split.ours[:1] != split.theirs[:1] or not (split.ours and split.theirs)
+    assert {split.call: (split.shared, split.of) for split in splits(delivered)} == wanted
 
 
 @given(sessions())
@@ -106,7 +100,7 @@ def test_a_second_branch_begins_a_row_that_later_calls_continue():
     first, one, other = call((1,), (2,)), call((1, 2, 3), (4,)), call((1, 2, 5), (6,))
     after = call((1, 2, 5, 6), (7,))
     assert joined([first, one, other, after]) == [[first, one], [other, after]]
-    assert splits([first, one, other, after]) == [Split(call=2, of=1, shared=2, ours=(5,), theirs=(3, 4), why="branch")]
+    assert splits([first, one, other, after]) == [Split(call=2, of=1, shared=2, why="branch")]
 
 
 HEAD = (1, 2, 3)

@@ -36,14 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
     parser.add_argument("--check", action="store_true", help="read every file; exit with 1 if one is damaged")
-    text = "remove unreadable records, so that the run resumes, and check; FILE.damaged keeps them"
-    parser.add_argument("--accept", action="store_true", help=text)
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show what the options name; returns 1 if `--check` finds a damaged file."""
-    if options.check or options.accept:
+    if options.check:
         return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
     run = RunDirectory.open(Path(options.run))
     info, status = run.info(), run.status()
@@ -139,10 +137,7 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
 
 
 def _check(run: RunDirectory, options: argparse.Namespace) -> int:
-    """Print the state of every file, once the damage is accepted if the options say so."""
-    if options.accept:
-        with run.lock():
-            run.accept_damage()
+    """Print the state of every file."""
     checks = verify(run)
     counts = Counter(check.state for check in checks)
     parts: list[blocks.Block | None] = []

@@ -274,7 +274,7 @@ def reply_rows(
     if written and template is not None:
         labels = {"text": "reply"} if template.appends == "message" else {}
         here = template if first else template.model_copy(update={"opening": ""})
-        for block in streams.blocks([Piece(text=written, sampled=True, turn=0)], here):
+        for block in streams.blocks([Piece(text=written, sampled=True)], here):
             wrong = _malformed(block, template)
             if (block.kind != "text" or block.body.strip()) and (wrong or block.kind not in without):
                 rows.append(stream_row(labels.get(block.kind, block.kind), block.body.strip()))
