@@ -12,7 +12,7 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.lessons.commit import read_updates
 from midstream.process import event_loop
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.lesson_sessions import lessons_parts_of
 from midstream.recipe.schema import load_recipe
@@ -178,7 +178,7 @@ def test_a_lesson_set_to_begin_with_is_named_by_its_whole_path(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text('{"lessons": [{"id": "L1", "text": "look first"}], "next_number": 2}')
     recipe = load_recipe("lessons-simulated", [*PLAIN, "lessons.start=mine.json"])
-    assert check(recipe)["lessons"]["start"] == str(tmp_path / "mine.json")
+    assert resolve(recipe)["lessons"]["start"] == str(tmp_path / "mine.json")
     assert parts("lessons.start=mine.json").start.lessons[0].text == "look first"
 
 

@@ -26,7 +26,7 @@ from midstream.lessons.feedback import read_votes
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
 from midstream.lessons.settings import FeedbackConfig
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
 from midstream.recipe.lesson_sessions import validation_settings
@@ -195,7 +195,7 @@ def validate_lessons(options: argparse.Namespace) -> int:
         with editable_lessons(options.named) as place:
             recipe = validation_recipe(place, options.recipe, **changes)
         gate, _ = validation_settings(recipe)
-        print(to_toml(check(recipe)))
+        print(to_toml(resolve(recipe)))
         most = f"{2 * gate.test_pairs:,} rollouts to test the lesson set, {2 * gate.bisect_pairs:,} for its lessons"
         print(f"# At most {most}")
         return 0

@@ -37,7 +37,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
-from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
+from midstream.recipe.check import draw, in_process, no_engine, resolve, set_reward
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables
@@ -90,7 +90,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     opened: list[Any] = field(default_factory=list)  # to be closed
 
     def __post_init__(self) -> None:
-        self.resolved = check(self.recipe)
+        self.resolved = resolve(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
                 self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")

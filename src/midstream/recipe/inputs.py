@@ -16,7 +16,7 @@ from midstream.core.errors import RunError
 from midstream.core.text_file import parse_toml
 from midstream.evaluation.session import has_results
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import EvaluationInfo, RunDirectory
@@ -58,8 +58,8 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
 
     Raises `RunError` if none does, but a component of your own has changed.
     """
-    settings = check(recipe)
-    both = own.portable(check(run_recipe(began))), own.portable(settings)
+    settings = resolve(recipe)
+    both = own.portable(resolve(run_recipe(began))), own.portable(settings)
     old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
     if old != new:
         return differing_settings(old, new) or ["..."]

@@ -21,7 +21,7 @@ from midstream.core.secrets import refuse_secrets
 from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
-from midstream.recipe.check import check, is_dialogues
+from midstream.recipe.check import is_dialogues, resolve
 from midstream.recipe.files import merge, parse_override, read_table, with_settings
 from midstream.recipe.inputs import has_weights, run_table
 from midstream.recipe.memory import shape_of
@@ -216,7 +216,7 @@ def _parsed(
         table = chosen.chosen(table, learner)
     table = with_settings(table, _settings(changes))
     if engine and not _asks(table, engine):
-        check(parse_recipe(table))  # a misspelt type or engine is reported as such
+        resolve(parse_recipe(table))  # a misspelt type or engine is reported as such
         fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
