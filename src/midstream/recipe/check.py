@@ -1,4 +1,4 @@
-"""Check a whole recipe: whether its components fit each other. Nothing is built.
+"""Resolve a whole recipe: check that its components fit each other, and write every default. Nothing is built.
 
 Parsing (`schema.py`) has validated each component's settings, and a component checks how it fits its recipe
 (`ComponentConfig.check_recipe`); here is what concerns several. `build.py` and `sessions.py` check what only built
@@ -26,10 +26,10 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt
 
 
-def check(recipe: Recipe) -> Table:
-    """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
+def resolve(recipe: Recipe) -> Table:
+    """Return the resolved recipe: its table with every default, and lessons with their current version.
 
-    Returns the resolved recipe: its table with every default, and lessons with their current version.
+    Raises `RecipeError` if its components do not fit each other.
     """
     _check_engines(recipe)
     _check_dialogues(recipe)
@@ -39,26 +39,34 @@ def check(recipe: Recipe) -> Table:
     _check_imitated(recipe)
     _check_changed_tools(recipe)
     if recipe.training is not None:
-        _check_training(recipe)
+        _check_trained_engine(recipe, recipe.training.weights)
         recipe.learner.check_recipe("learner", recipe)
     if recipe.lessons is not None:
         _check_lessons(recipe, recipe.lessons)
-    _check_world(recipe)
-    return _resolved(recipe)
+    # What is made from a world's facts or names needs tasks of a world.
+    tasks = tasks_config(recipe.tasks)
+    searched = [f"tools.{name}" for name, tool in recipe.tools.items() if tool.config.needs_world]
+    learned = [f"engines.{name}" for name, engine in recipe.engines.items() if engine.config.needs_world]
+    learned += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
+    if needed := (searched if not tasks.world else []) + (learned if not tasks.teacher else []):
+        raise no_world(recipe, needed[0])
+    return _with_defaults(recipe)
 
 
-def _resolved(recipe: Recipe) -> Table:
+def _with_defaults(recipe: Recipe) -> Table:
     """The table with every default. Files that may change or be named relatively are pinned."""
     resolved = recipe.table()
     for table in resolved["engines"].values():
-        table.pop("listed_price", None)  # no setting: a run is the same one whatever a list says by now
+        # No setting: a run is the same one whatever a list says by now.
+        table.pop("listed_price", None)
     evaluation, agent = resolved["evaluation"], recipe.agent
     for chosen, table in zip(
         (*recipe.evaluation.sets, recipe.evaluation.validation),
         (*evaluation["sets"], evaluation["validation"]),
         strict=True,
     ):
-        if chosen.tasks is not None:  # write its reward explicitly, at its place among the keys
+        if chosen.tasks is not None:
+            # Its reward is written explicitly, at its place among the keys.
             whole = {**table, "reward": set_reward(recipe, chosen).table()}
             table.clear()
             table.update({key: whole[key] for key in SetConfig.model_fields if key in whole})
@@ -311,9 +319,8 @@ def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
     check_shown(recipe.agent, config.modules, "lessons.modules")
 
 
-def _check_training(recipe: Recipe) -> None:
-    training = recipe.training
-    assert training is not None
+def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
+    """The trained engine is the policy's only, and one that the learner can reach."""
     asked = recipe.modules[recipe.trained].engine
     # Only the policy's weights may change: nothing else may ask an engine that training changes.
     others = {f"agent.{name}": component for name, component in recipe.modules.items() if name != recipe.trained}
@@ -325,7 +332,7 @@ def _check_training(recipe: Recipe) -> None:
     }
     others |= {where: component for where, component, _ in reward_components(recipe)}
     for where, component in others.items():
-        if component.engine is not None and component.engine in (asked, training.weights):
+        if component.engine is not None and component.engine in (asked, weights):
             raise RecipeError(
                 f"{where}.engine = {component.engine!r} would be trained together with the planner",
                 code="setting-conflict",
@@ -408,16 +415,6 @@ def _check_changed_tools(recipe: Recipe) -> None:
                 cause="it samples once all trajectories wait for it, and one that searches does not",
                 fix="name another engine",
             )
-
-
-def _check_world(recipe: Recipe) -> None:
-    """Components made from a world's facts or names need tasks of a world."""
-    tasks = tasks_config(recipe.tasks)
-    searched = [f"tools.{name}" for name, tool in recipe.tools.items() if tool.config.needs_world]
-    learned = [f"engines.{name}" for name, engine in recipe.engines.items() if engine.config.needs_world]
-    learned += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
-    if needed := (searched if not tasks.world else []) + (learned if not tasks.teacher else []):
-        raise no_world(recipe, needed[0])
 
 
 def no_world(recipe: Recipe, user: str) -> RecipeError:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ from midstream.runs.budget import parse_limits
 
 if TYPE_CHECKING:
     from midstream.lessons.access import EditableLessons
+    from midstream.training.settings import LearnerConfig
 
 ChangesT = TypeVar("ChangesT")
 Source = str | RunDirectory | Table
@@ -103,15 +104,19 @@ def changes_in(kind: Callable[..., ChangesT], given: Mapping[str, object]) -> Ch
     return kind(**{name: given[name] for name in kind.__annotations__ if given.get(name) is not None})
 
 
-def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
-    """A recipe, or that of a run, with `changes`; its settings [training] or [lessons] stay."""
-    return _parsed(source, changes)
+def changed_recipe(source: Source | Recipe, **changes: Unpack[LearningChanges]) -> Recipe:
+    """A recipe, or that of a run, with `changes`; its settings [training] or [lessons] stay.
+
+    A parsed one without changes is returned as it is: a run parses its recipe once.
+    """
+    return source if isinstance(source, Recipe) and not changes else _changed(source, changes)
 
 
 def validation_recipe(place: EditableLessons, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
     """The agent that a lesson set is tested for: that of `recipe`, or of the lesson set's own run."""
     source = recipe or place.run
-    if source is None:  # a file holds lessons alone
+    if source is None:
+        # A file holds lessons, and no agent.
         raise UsageError(
             f"{place.path} names no agent that it should help",
             code="missing-option",
@@ -125,7 +130,7 @@ def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
 
     Nothing is scored, so the recipe's reward and evaluation sets, which may need packages and judges, are left out.
     """
-    recipe = _parsed(source, changes, streams=True, last=lambda table: _frozen_agent(table, source))
+    recipe = _changed(source, changes, streams=True, last=lambda table: _frozen_agent(table, source))
     if is_dialogues(recipe.tasks):
         return recipe
     reward = parse_component("reward", {"type": "exact_match"}, "reward")
@@ -147,7 +152,7 @@ def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> R
                 chosen["reward"] = table["reward"]
         return _frozen_agent(table, source)
 
-    recipe = _parsed(source, changes, last=evaluated)
+    recipe = _changed(source, changes, last=evaluated)
     evaluation = recipe.evaluation
     if _names_sets(changes) and "temperatures" not in evaluation.model_fields_set:
         module = recipe.modules[recipe.trained]
@@ -174,8 +179,8 @@ def _settings(changes: Mapping[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
-def _parsed(
-    source: Source,
+def _changed(
+    source: Source | Recipe,
     changes: Mapping[str, Any],
     *,
     streams: bool = False,
@@ -187,55 +192,54 @@ def _parsed(
     """
     if isinstance(source, RunDirectory):
         table = run_table(source)
-        table.pop("budget", None)  # its limits were the run's own
+        # Its limits were the run's own.
+        table.pop("budget", None)
+    elif isinstance(source, Recipe):
+        table = source.table()
     else:
         table = read_table(source) if isinstance(source, str) else deepcopy(source)
-    if (lessons := changes.get("lessons")) is not None:
-        table = merge(table, {"agent": {"lessons": lessons}})
     if (seed := changes.get("seed")) is not None:
         table["seed"] = seed
+    for section, key in (("agent", "lessons"), ("evaluation", "strategy")):
+        if (value := changes.get(key)) is not None:
+            table = merge(table, {section: {key: value}})
     server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
     from_run = bool(server) and isinstance(source, RunDirectory) and has_weights(source)
     engine = set_server(table, server, planner_from_run=from_run) if server else ""
-    if streams and isinstance(source, RunDirectory):
-        # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
-        for settings in table.get("engines", {}).values():
-            settings.pop("stream", None)
+    for settings in table.get("engines", {}).values() if streams else ():
+        # A run's recipe holds every default, so nobody chose its `stream = false`.
+        chosen = "stream" in settings and not isinstance(source, RunDirectory)
+        if settings.get("type") == "openai_compatible" and not chosen:
+            settings["stream"] = True
     if (tasks := changes.get("tasks")) is not None:
         table = with_tasks(table, _own_tasks(tasks))
     if (reward := changes.get("reward")) is not None:
         table["reward"] = _reward_table(table, reward)
     if _names_sets(changes) and table.get("evaluation", {}).get("temperatures") != [OWN]:
-        table.get("evaluation", {}).pop("temperatures", None)  # they are for the recipe's sets
-    if (strategy := changes.get("strategy")) is not None:
-        table = merge(table, {"evaluation": {"strategy": strategy}})
+        # They are for the recipe's sets.
+        table.get("evaluation", {}).pop("temperatures", None)
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if (learner := changes.get("engine")) is not None:
-        chosen: Any = config_class("learner", learner)
-        table = chosen.chosen(table, learner)
+        table = cast("type[LearnerConfig]", config_class("learner", learner)).chosen(table, learner)
     table = with_settings(table, _settings(changes))
-    if engine and not _asks(table, engine):
-        resolve(parse_recipe(table))  # a misspelt type or engine is reported as such
+    known, names = table.get("tools", {}), changes.get("tools")
+    if names is not None:
+        table["tools"] = chosen_tools(known, names)
+        if not table["tools"] and agent_type(table.get("agent")) == "agentflow":
+            what, fix = "--tools none with an agent of type 'agentflow'", "use recipe direct: the model alone"
+            raise UsageError(what, code="setting-conflict", fix=fix)
+    recipe = parse_recipe(last(table))
+    asking = (*recipe.modules.values(), *recipe.tools.values(), *recipe.serve.models.values())
+    if engine and all(user.engine != engine for user in asking):
+        # Another mistake, such as a misspelt engine, is reported as such.
+        resolve(recipe)
         fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             code="option-without-effect",
             fix="leave it out: the whole agent comes from the run" if from_run else fix,
         )
-    for settings in table.get("engines", {}).values() if streams else ():
-        if settings.get("type") == "openai_compatible":
-            settings.setdefault("stream", True)
-    known, names = table.get("tools", {}), changes.get("tools")
-    if names is not None:
-        table["tools"] = chosen_tools(known, names)
-        if not table["tools"] and agent_type(table.get("agent")) == "agentflow":
-            raise UsageError(
-                "--tools none with an agent of type 'agentflow'",
-                code="setting-conflict",
-                fix="use recipe direct: the model alone",
-            )
-    recipe = parse_recipe(last(table))
     policy = recipe.engines.get(recipe.modules[recipe.trained].engine or "")
     if recipe.tools.keys() != known.keys() and policy is not None and policy.config.needs_world:
         raise UsageError(
@@ -244,18 +248,6 @@ def _parsed(
             fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
     return recipe
-
-
-def _asks(table: Table, engine: str) -> bool:
-    """Whether the agent or a tool of a table names an engine."""
-
-    def names(value: object) -> bool:
-        if not isinstance(value, Mapping):
-            return False
-        others = value.get("engines", {})
-        return value.get("engine") == engine or engine in others.values() or any(map(names, value.values()))
-
-    return any(names(table.get(key)) for key in ("agent", "tools", "serve"))
 
 
 def _frozen_agent(table: Table, source: Source) -> Table:
@@ -286,7 +278,12 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         file = {"file": os.path.abspath(path)} if sign else {}
         sets.append({"name": name, "tasks": {"type": "benchmark", "name": name, **file}})
     for path in changes.get("task_files", ()):
-        sets.append(_file_set(path, sets))
+        tasks = _own_tasks(path)
+        # The same file again keeps its name, which the check of the recipe refuses.
+        taken = {"validation", *(other["name"].casefold() for other in sets if other["tasks"] != tasks)}
+        # A set has the shortest part of its path that no other set has.
+        names = (own.name_of(path),) if "path" not in tasks else (Path(path).stem, Path(path).name, path)
+        sets.append({"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks})
     sets += map(dict, changes.get("sets", ()))
     settings["sets"] = sets = sets or settings.get("sets", [])
     for chosen in sets:
@@ -309,7 +306,8 @@ def with_tasks(table: Table, source: Table) -> Table:
     evaluation = dict(table.get("evaluation", {}))
     evaluation["sets"] = [drawn(chosen) for chosen in evaluation.get("sets", ())]
     validation = drawn(evaluation.get("validation", {"name": "validation"}))
-    if "tasks" not in validation:  # a recipe may take it from "train", for want of another split of its tasks
+    if "tasks" not in validation:
+        # A recipe may take it from "train", for want of another split of its tasks.
         validation["split"] = "validation"
     evaluation["validation"] = validation
     return {**table, "tasks": source, "evaluation": evaluation}
@@ -319,15 +317,6 @@ def _own_tasks(named: str) -> Table:
     """The task source of a file of questions, or of a function that returns them."""
     is_function = own.is_reference(named) and not os.path.exists(named)
     return {"type": named} if is_function else {"type": "file", "path": os.path.abspath(named)}
-
-
-def _file_set(path: str, others: Sequence[Table]) -> Table:
-    """The set of a file of questions or a task function, with the shortest part of its path that no other set has."""
-    tasks = _own_tasks(path)
-    # The same file again keeps its name, which the check of the recipe refuses.
-    taken = {"validation", *(other["name"].casefold() for other in others if other["tasks"] != tasks)}
-    names = (own.name_of(path),) if "path" not in tasks else (Path(path).stem, Path(path).name, path)
-    return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 
 def _reward_table(table: Table, reward: object) -> Table:
@@ -358,10 +347,12 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         raise UsageError(what, code="setting-conflict", fix=f"leave out --{other}, or name a model of the server")
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
-    name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
+    # The table need not be valid yet: overrides may add what it lacks.
+    name, agent = "model", table.get("agent", {})
     if planner_from_run:
         trained, *others = modules_of(agent_type(agent))
-        asked = agent.get(trained, agent).get("engine")  # an agent of your own is its one module
+        # An agent of your own is its one module.
+        asked = agent.get(trained, agent).get("engine")
         name = "model" if "model" not in (asked, (table.get("training") or {}).get("weights")) else "frozen"
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
@@ -371,7 +362,8 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
     refuse_secrets(server)
     engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
     kept = engines[name]
-    if "provider" in server:  # it has its own address and key
+    if "provider" in server:
+        # It has its own address and key.
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
     return name
