@@ -181,25 +181,18 @@ def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
     if name in installed(kind):
         name = reference_of_installed(kind, name)
     config = _REGISTRY.get(kind, {}).get(name)
-    if config is None:
-        return _own_class(kind, name)
     if isinstance(config, str):
         config = _REGISTRY[kind][name] = load(config)
-    return _of_kind(kind, name, config)
-
-
-def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
-    """The class of an own component's settings, made once for each object."""
-    value = load(reference)
-    known = _own_classes.get((kind, reference))
-    if known is not None and known[0] is value:
-        return known[1]
-    if kind not in OWN or (isinstance(value, type) and issubclass(value, ComponentConfig)):
-        made = _of_kind(kind, reference, value)
-    else:
-        made = load(OWN[kind])(kind, reference, value)
-    _own_classes[kind, reference] = (value, made)
-    return made
+    if config is not None:
+        return _of_kind(kind, name, config)
+    value = load(name)
+    known = _own_classes.get((kind, name))
+    if known is None or known[0] is not value:
+        # Made once for each object: two classes of one component's settings would not be equal.
+        is_config = isinstance(value, type) and issubclass(value, ComponentConfig)
+        made = load(OWN[kind])(kind, name, value) if kind in OWN and not is_config else _of_kind(kind, name, value)
+        known = _own_classes[kind, name] = (value, made)
+    return known[1]
 
 
 def _of_kind(kind: Kind, name: str, config: object) -> type[ComponentConfig]:

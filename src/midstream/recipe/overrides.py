@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from midstream.components import own
 from midstream.components.component import Table
 from midstream.components.kinds import IN_A_PACKAGE, agent_type, config_class, modules_of, registered
@@ -490,13 +488,3 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             )
         chosen[called] = tool
     return chosen
-
-
-def needs_settings(name: str) -> str:
-    """The required settings of a type of tool as text; "" if its table may be empty."""
-    try:
-        config_class("tool", name)()
-    except ValidationError as error:
-        problems = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
-        return ", ".join(place or message.removeprefix("Value error, ") for place, message in problems)
-    return ""
