@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
 from midstream.core.text import counted
 from midstream.view import MAX_MB
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 # Imports within functions spare each command what only others need.
 
 ChangesT = TypeVar("ChangesT")
-_DIGITS = 9  # of a count
 
 
 def parse_seed(text: str) -> int:
@@ -38,29 +36,9 @@ def parse_seed(text: str) -> int:
 
 def parse_count(text: str) -> int:
     """The value of an option that counts something."""
-    if not text.isdecimal() or not 1 <= len(text.lstrip("0")) <= _DIGITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {10**_DIGITS - 1:,}")
+    if not text.isdecimal() or not 1 <= len(text.lstrip("0")) <= 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 999,999,999")
     return int(text)
-
-
-def budget_settings(text: str) -> list[str]:
-    """The settings of `--budget`."""
-    from midstream.runs.budget import parse_limits
-
-    try:
-        return [f"budget.{name}={value}" for name, value in parse_limits(text).items()]
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
-
-
-def parse_learner(text: str) -> str:
-    """The value of `--engine`."""
-    from midstream.components.kinds import registered
-
-    if text not in (known := [name for name in registered("learner") if name != "local"]):
-        others = f"there are: {', '.join(known)}" if known else "none is installed"
-        raise argparse.ArgumentTypeError(f"no package that is installed has a learner {text!r}; {others}")
-    return text
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -68,7 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
     },
     "--budget": {
-        "dest": "overrides", "action": "extend", "type": budget_settings, "default": [], "metavar": "LIMIT",
+        "metavar": "LIMIT",
         "help": 'at most, e.g. "2 usd", "500 rollouts", "1000000 tokens, 3600 seconds"',
     },
     "--nproc": {
@@ -76,8 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "train in N processes, as many as there are GPUs (learner.parallel)",
     },
     "--engine": {
-        "type": parse_learner, "metavar": "NAME",
-        "help": "the learner that trains in place of this machine, of an installed package",
+        "metavar": "NAME", "help": "the learner that trains in place of this machine, of an installed package",
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
@@ -133,7 +110,8 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
 
 def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> ChangesT:
     """What the options change in a recipe, as `AgentChanges`, or as a kind with more keys."""
-    from midstream.recipe.overrides import changes_in  # half a second that other commands need not spend
+    # Half a second that other commands need not spend.
+    from midstream.recipe.overrides import changes_in
 
     return changes_in(kind, vars(options))
 

@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or until a service manager ends it."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
+    # SIGINT is ignored in a shell's background.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
 
     def ready(address: str) -> None:

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show what the options name; returns 1 if `--check` finds a damaged file."""
     if options.check or options.accept:
-        return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
+        return _show_files(RunDirectory.open(Path(options.run), report=lambda line: None), options)
     run = RunDirectory.open(Path(options.run))
     info, status = run.info(), run.status()
     if options.trajectory:
@@ -138,7 +138,7 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
         print("]" if separator == ", " else "[]")
 
 
-def _check(run: RunDirectory, options: argparse.Namespace) -> int:
+def _show_files(run: RunDirectory, options: argparse.Namespace) -> int:
     """Print the state of every file, once the damage is accepted if the options say so."""
     if options.accept:
         with run.lock():
@@ -161,13 +161,10 @@ def _resume(run: RunDirectory) -> list[blocks.Block | None]:
     if run.status().state not in ("interrupted", "failed"):
         return []
     info, root = run.info(), shlex.quote(str(run.root))
-    agent = info.resolved.get("agent")
-    again = f"midstream serve {root}/recipe.toml --sessions --out {root}"
-    command = (
-        again
-        if isinstance(agent, Mapping) and agent.get("type") == "external" and info.evaluation
-        else f"midstream resume {root}"
-    )
+    command = f"midstream resume {root}"
+    if info.evaluation and info.resolved["agent"].get("type") == "external":
+        # Its callers have to come again.
+        command = f"midstream serve {root}/recipe.toml --sessions --out {root}"
     return [blocks.code(f"resume with: {command}")]
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from midstream.components import own
 from midstream.components.component import Table
 from midstream.components.kinds import IN_A_PACKAGE, agent_type, config_class, modules_of, registered
-from midstream.components.tables import parse_component
+from midstream.components.tables import located, parse_component
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.secrets import refuse_secrets
 from midstream.engines.local.catalog import MODELS, place_of
@@ -219,6 +219,7 @@ def _changed(
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if (learner := changes.get("engine")) is not None:
+        learner = located("learner", learner, "--engine")
         table = cast("type[LearnerConfig]", config_class("learner", learner)).chosen(table, learner)
     table = with_settings(table, _settings(changes))
     known, names = table.get("tools", {}), changes.get("tools")
