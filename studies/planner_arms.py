@@ -145,9 +145,8 @@ class Study:
         supervised: dict[str, Any] = dict(self.config.imitation)
         if arm != "supervised":
             supervised |= {"planner": self.config.stronger, "successes_only": arm == "distilled-successes"}
-        changes: Table = {"training": {"algorithm": "supervised", "supervised": supervised}}
         # Stages are Flow-GRPO's: an imitator draws from all families.
-        return {**changes, "tasks": {"stages": []}} if "stages" in recipe.table()["tasks"] else changes
+        return {"training": {"algorithm": "supervised", "supervised": supervised, "stages": []}}
 
 
 class Cost(Frozen):

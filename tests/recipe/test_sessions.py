@@ -97,8 +97,8 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
 )
 def test_stages_have_families_of_the_tasks_at_most_once(families, code):
     pytest.importorskip("torch", reason="the training extra is not installed")
-    stages = ["tasks.difficulty=easy", f"tasks.stages=[{{families={json.dumps(families)}}}]"]
-    refused = pytest.raises(RecipeError, check=coded(code, "tasks.stages"))
+    stages = ["tasks.difficulty=easy", f"training.stages=[{json.dumps(families)}]"]
+    refused = pytest.raises(RecipeError, check=coded(code, "training.stages"))
     with Build(load_recipe("flow-grpo-tiny", stages)) as build, refused:
         check_work(build, "train")
 
@@ -109,7 +109,7 @@ def test_the_tasks_of_the_first_step_are_drawn_from_the_first_stage(monkeypatch)
     drawn = []
     sample = Gazetteer.sample
     monkeypatch.setattr(Gazetteer, "sample", lambda *given: drawn.append(sample(*given)) or drawn[-1])
-    stages = 'tasks.stages=[{families=["hop"]}, {families=["lookup", "sum"]}]'
+    stages = 'training.stages=[["hop"], ["lookup", "sum"]]'
     with Build(load_recipe("flow-grpo-tiny", [stages])) as build:
         check_work(build, "train")
     assert {task.family for task in drawn[-1]} == {"hop"}

@@ -158,24 +158,8 @@ class ComponentConfig(Settings):
         return component(self) if type(self).model_fields else component()
 
 
-class Stage(Settings):
-    """A stage of a curriculum: families of training tasks that it adds to those of the stages before.
-
-    Attributes:
-        families: what is trained on from this stage on, too
-        until: the success of each of these families in training, a running mean, at which the next stage begins
-    """
-
-    families: tuple[str, ...] = Field(min_length=1)
-    until: float = Field(default=0.8, gt=0, lt=1)
-
-
 class TasksConfig(ComponentConfig):
-    """The settings of a task source.
-
-    Attributes:
-        stages: see `tasks.stages`; a family in no stage is not trained on
-    """
+    """The settings of a task source."""
 
     endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
     dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.source.Dialogues`)
@@ -183,8 +167,6 @@ class TasksConfig(ComponentConfig):
     teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
     gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
     parts_kind: ClassVar[Kind] = "tasks"
-
-    stages: tuple[Stage, ...] = ()
 
 
 class RewardConfig(ComponentConfig):

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstream.components.component import Stage
 from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
@@ -20,7 +19,6 @@ from midstream.recipe.check import (
     in_process,
     no_world,
     reward_components,
-    tasks_config,
     teacher,
 )
 from midstream.recipe.estimate import on_hub
@@ -65,7 +63,6 @@ def parts_of(build: Build) -> Parts:
     return Parts(
         seed=recipe.seed,
         source=build.source,
-        stages=stages_of(build),
         set_tasks=build.set_tasks,
         student=build.policy.student(),
         learner=learner,
@@ -77,16 +74,6 @@ def parts_of(build: Build) -> Parts:
         training=training,
         evaluation=recipe.evaluation,
     )
-
-
-def stages_of(build: Build) -> tuple[Stage, ...]:
-    """The stages of a recipe's training tasks. Raises `RecipeError` for an unknown family."""
-    stages = tasks_config(build.recipe.tasks).stages
-    staged = [family for stage in stages for family in stage.families]
-    if not staged:  # the families of a benchmark would have to be downloaded
-        return ()
-    check_known("family", staged, build.source.families, "tasks.stages", "name families of the tasks in tasks.stages")
-    return stages
 
 
 def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
@@ -155,7 +142,10 @@ def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
             fix="add one, or use `midstream eval`",
         )
     check_warm_start(build)
-    stages = stages_of(build)
+    staged = [family for stage in training.stages for family in stage]
+    if staged:
+        # Only then: the families of a benchmark would have to be downloaded.
+        check_known("family", staged, build.source.families, "training.stages", "name families of the tasks")
     # Draw all tasks that the run will need, to find a source with too few now.
     counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
@@ -166,9 +156,8 @@ def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
         if training.algorithm == "supervised":
             counts.append((training.supervised.at_once, None))
         else:
-            first = (
-                {family: float(family in stages[0].families) for family in build.source.families} if stages else None
-            )
+            begun = training.stages[0] if staged else ()
+            first = {family: float(family in begun) for family in build.source.families} if staged else None
             counts.append((training.tasks_per_step, first))
     tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
     if isinstance(build.source, Finite):  # those of later steps too
