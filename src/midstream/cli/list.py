@@ -93,14 +93,15 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--file without benchmarks", code="option-without-effect", fix=fix)
     one = name is not None or options.file is not None
     entries: list[Entry] = []
-    for each in [name] if one else _names(kind) if kind else ():
+    names: Sequence[str | None] = [name] if one else _names(kind) if kind else ()
+    for each in names:
         try:
             entries.append(_entry(kind, each, options.file, full=one))
         except MidstreamError as error:
             if one:
                 raise
             # It stays in the list, which says why it cannot be used here.
-            entries.append(Entry(each, f"unusable: {error.what}", {}))
+            entries.append(Entry(str(each), f"unusable: {error.what}", {}))
     if kind is None:
         counts = {each: len(_names(each)) for each in KINDS}
         entries = [Entry(each, f"{KINDS[each]} ({count:,})", {"count": count}) for each, count in counts.items()]

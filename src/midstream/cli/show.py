@@ -162,7 +162,8 @@ def _resume(run: RunDirectory) -> list[blocks.Block | None]:
         return []
     info, root = run.info(), shlex.quote(str(run.root))
     command = f"midstream resume {root}"
-    if info.evaluation and info.resolved["agent"].get("type") == "external":
+    agent = info.resolved.get("agent")
+    if info.evaluation and isinstance(agent, dict) and agent.get("type") == "external":
         # Its callers have to come again.
         command = f"midstream serve {root}/recipe.toml --sessions --out {root}"
     return [blocks.code(f"resume with: {command}")]

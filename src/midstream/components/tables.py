@@ -151,7 +151,7 @@ def _did_you_mean(model: type[BaseModel], error: ErrorDetails, tags: Mapping[str
             return f"did you mean {' or '.join(found)}? "
         return did_you_mean(key, _fields_around(model, error["loc"], tags))
     if error["type"] == "literal_error":
-        return did_you_mean(error["input"], re.findall("'([^']+)'", error["ctx"]["expected"]))
+        return did_you_mean(error["input"], re.findall("'([^']+)'", error.get("ctx", {}).get("expected", "")))
     return ""
 
 

@@ -23,7 +23,6 @@ from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
 from midstream.components.component import Component, Context, Sandbox
-from midstream.components.kinds import config_class, registered
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
@@ -51,7 +50,8 @@ from midstream.training.protocols import TrainableWorld
 if TYPE_CHECKING:
     from midstream.gateway.server import Gateway
 
-_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
+# Settings that name what must be there.
+_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")
 
 
 @dataclass
@@ -91,12 +91,13 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.resolved = resolve(self.recipe)
-        for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
+        for name, component in self.recipe.engines.items():
+            # Recorded, so that the run resumes with it.
             if (listed := getattr(component.config, "listed_price", None)) is not None:
                 self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")
         executor = self.recipe.modules.get("executor")
-        self._program = executor.config.program if executor and isinstance(executor.config, ExecutorConfig) else None
-        self.writes_code = self._program is not None and executor.config.mode == "code"  # type: ignore[union-attr]
+        config = executor.config if executor else None
+        self._program = config.program if isinstance(config, ExecutorConfig) and config.mode == "code" else None
 
     @cached_property
     def gateway(self) -> Gateway:
@@ -119,7 +120,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def runs_code(self) -> bool:
         """Whether anything in this run runs in the sandbox; a replayed tool does not."""
         tools = () if self.replay else self.recipe.tools.values()
-        return self.writes_code or any(tool.config.sandboxed for tool in tools)
+        return self._program is not None or any(tool.config.sandboxed for tool in tools)
 
     @property
     def sandbox_line(self) -> str:
@@ -291,7 +292,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             template = load_template(table.template)
             agent = InterleavedLoop(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
-            agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
+            agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self._program else None)
         if self.recipe.agent.filter is not None:
             from midstream.lessons.feedback import FilteredAgent
 
@@ -299,7 +300,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         if self.budget is not None and not replaced:
             agent = BudgetedAgent(agent, self.budget)
-        if self.recipe.evaluation.strategy is not None:  # each of its agent runs is a rollout of the budget
+        if self.recipe.evaluation.strategy is not None:
+            # After the budget: each of its agent runs is a rollout.
             kept = None
             if self.kept is not None and chosen is not None:
                 name = result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
@@ -332,8 +334,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __exit__(self, *exception: object) -> None:
         if in_event_loop():
-            what, fix = "`with Build(...)` in a running event loop", "use `async with Build(...)`"
-            raise UsageError(what, code="event-loop-running", fix=fix)
+            what = "`with Build(...)` in a running event loop"
+            raise UsageError(what, code="event-loop-running", fix="use `async with Build(...)`")
         asyncio.run(self.close())
 
     async def __aexit__(self, *exception: object) -> None:
@@ -393,7 +395,8 @@ def check_machine(build: Build) -> None:
     Functions are imported and a recording is opened; nothing else is built. Raises `MidstreamError`.
     """
     recipe = build.recipe
-    if build.replay:  # its answers stand in for all tools
+    if build.replay:
+        # Its answers stand in for all tools.
         recipe = recipe.model_copy(update={"tools": {}})
         assert build.tools is not None
     if not isinstance(recipe.agent, OwnAgentConfig):
@@ -438,14 +441,11 @@ class Policy:
         recipe = self.build.recipe
         module = recipe.modules[recipe.trained]
         if module.engine is None:
-            types = registered(recipe.trained)
-            asking = [f'"{name}"' for name in types if config_class(recipe.trained, name).asks != "never"]
-            program = module.config.asks == "never"
+            what = "it is a program" if module.config.asks == "never" else "it names no engine"
             raise UnsupportedError(
-                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: "
-                + ("it is a program" if program else "it names no engine"),
+                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: {what}",
                 code="not-trainable",
-                fix=f"choose type = {' or '.join(asking)} and give it an engine" if program else "give it an engine",
+                fix=f"give it an engine, and a type that asks one: midstream list {recipe.trained}",
             )
         return self.build.engine(module.engine, counted=False)
 

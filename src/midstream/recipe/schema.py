@@ -34,7 +34,8 @@ from midstream.tools.simulated import SimulatedConfig
 from midstream.training.own import own_learner
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
-_ANALYST: Kind = "analyst"  # an optional module of agentflow
+# An optional module of agentflow.
+_ANALYST: Kind = "analyst"
 # What `form = "compact"` has in place of prompted modules.
 _COMPACT: Table = {
     "planner": "json_line", "executor": "single_argument", "verifier": "result", "generator": "last_result"
@@ -193,17 +194,11 @@ class Recipe(Settings):
 
         They do for another program, for several chains, and where a reflector asks one of them, too.
         """
-        if self.evaluation.strategy is not None:
-            return True
-        if self.lessons is not None:
-            configs = [self.engines.get(self.lessons.role(name).engine) for name in ROLES]
-            if any(
-                isinstance(part.config, EngineConfig) and part.config.in_process and not part.config.tiny
-                for part in configs
-                if part
-            ):
-                return True
-        return self.of_another_program and self.serve.batching == "continuous"
+        roles = [self.lessons.role(name).engine for name in ROLES] if self.lessons is not None else []
+        asked = [self.engines[name].config for name in roles if name in self.engines]
+        reflects = any(isinstance(config, EngineConfig) and config.in_process and not config.tiny for config in asked)
+        served = self.of_another_program and self.serve.batching == "continuous"
+        return self.evaluation.strategy is not None or reflects or served
 
     @property
     def tool_servers(self) -> list[str]:
@@ -250,7 +245,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, object]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = anchored(table, Path.cwd())
+    parsed: Table = dict(anchored(table, Path.cwd()))
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -261,19 +256,24 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     if kind == "agentflow" and isinstance(agent, Mapping) and agent.get("form") == "compact":
         parsed["agent"] = _compact(agent)
     if kind not in AGENTS:
-        parsed["agent"] = _own_agent(agent)
+        own: Table = dict(parsed["agent"])
+        others = {key: own.pop(key) for key in ("engines", "lessons", "filter") if key in own}
+        policy = parse_component("agent", own, "agent")
+        parsed["agent"] = {"type": policy.type, "policy": policy, **others}
         parsed.setdefault("tools", {})
     if isinstance(learner := parsed.get("learner"), Mapping):
         named = located("learner", learner.get("type", "local"), "learner")
         config = config_class("learner", named)
         if not issubclass(config, LearnerConfig):
+            # Raises: there are no learners of your own.
             own_learner("learner", named, config)
         parsed["learner"] = validate(config, {**learner, "type": named}, "learner")
     lessons = parsed.get("lessons")
     if isinstance(lessons, Mapping):
         parsed["lessons"] = {"modules": modules_of(kind)[:1], **lessons}
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
-        parsed["training"] = {"turns": "merged", **training}  # what such a policy writes is one response
+        # What such a policy writes is one response.
+        parsed["training"] = {"turns": "merged", **training}
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),
@@ -305,14 +305,6 @@ def _compact(agent: Mapping[str, object]) -> Table:
         modules[name] = module
     # None of these modules reads an analysis.
     return {**{key: value for key, value in agent.items() if key != _ANALYST}, **modules}
-
-
-def _own_agent(agent: Any) -> Table:
-    """The table of `OwnAgentConfig` from that of an agent of your own."""
-    table = dict(agent)
-    others = {key: table.pop(key) for key in ("engines", "lessons", "filter") if key in table}
-    policy = parse_component("agent", table, "agent")
-    return {"type": policy.type, "policy": policy, **others}
 
 
 def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:

@@ -31,8 +31,8 @@ from midstream.training.settings import TrainingConfig
 if TYPE_CHECKING:
     from midstream.training.session import Parts
 
-_IDS_SHOWN = 3
-_TASKS_CHECKED = 1000  # of a file or benchmark to train on: about half a second
+# Of a file or benchmark to train on: about half a second.
+_TASKS_CHECKED = 1000
 
 
 def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
@@ -48,7 +48,8 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 
         return partial(LessonsSession, lessons_parts_of(build))
     parts = parts_of(build)
-    from midstream.training.session import TrainingSession  # needs torch, which `parts_of` has checked
+    # It needs torch, which `parts_of` has checked.
+    from midstream.training.session import TrainingSession
 
     return partial(TrainingSession, parts)
 
@@ -85,7 +86,8 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     away = [chosen for chosen in recipe.evaluation.sets if on_hub(build.tasks(chosen.tasks or recipe.tasks))]
     here, names = [chosen for chosen in recipe.evaluation.sets if chosen not in away], [chosen.name for chosen in away]
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
-        return names  # such a judge cannot be built without its model
+        # Such a judge cannot be built without its model.
+        return names
     if work == "train":
         refuse_strategy(recipe)
     if work == "eval":
@@ -107,7 +109,8 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
         # An engine in this process would load its model.
         _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
         if not in_process(recipe, recipe.trained_engine):
-            build.policy.student()  # raises: the weights are a server's
+            # Raises: the weights are a server's.
+            build.policy.student()
     return names
 
 
@@ -160,7 +163,8 @@ def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
             first = {family: float(family in begun) for family in build.source.families} if staged else None
             counts.append((training.tasks_per_step, first))
     tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
-    if isinstance(build.source, Finite):  # those of later steps too
+    if isinstance(build.source, Finite):
+        # Those of later steps, too.
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
     require_scored(build, recipe.reward, tasks)
     for chosen in (*sets, recipe.evaluation.validation):
@@ -221,13 +225,11 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
     """Check that no two sets share a question, other than two that are only evaluated."""
     questions = {name: {same_question(task.question): task.id for task in tasks} for name, tasks in sets.items()}
     for (name, first), (other, second) in combinations(questions.items(), 2):
-        if name.startswith("the set") and other.startswith("the set"):
-            continue
-        if same := first.keys() & second.keys():
+        same = first.keys() & second.keys()
+        if same and not (name.startswith("the set") and other.startswith("the set")):
             ids = sorted(f"{first[question]} = {second[question]}" for question in same)
-            more = ", ..." if len(ids) > _IDS_SHOWN else ""
             raise RecipeError(
-                f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:_IDS_SHOWN])}{more}",
+                f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:3])}",
                 code="tasks-overlap",
                 fix="take them from different splits, or with other seeds or families",
             )
