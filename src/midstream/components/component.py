@@ -17,7 +17,7 @@ them. A component of your own needs neither: `type` may name a function, a class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,7 +73,7 @@ class Context:
         return self.build.engine_of(self.component)
 
     @property
-    def engine_identity(self) -> Mapping[str, Any]:
+    def engine_identity(self) -> Mapping[str, object]:
         """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
         return self.recipe.engines[self.component.engine].identity
 
@@ -92,21 +92,6 @@ class Context:
     def source(self) -> TaskSource:
         """The recipe's task source."""
         return self.build.source
-
-    @property
-    def tool_names(self) -> Sequence[str]:
-        """The names of the recipe's tools."""
-        return [tool.name for tool in self.build.tools]
-
-    @property
-    def gateway(self) -> object:
-        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
-        return self.build.gateway
-
-    @property
-    def warm_seed(self) -> int:
-        """The seed of untrained weights."""
-        return self.recipe.warm_seed
 
     def tasks(self, component: Component) -> TaskSource:
         """The task source of another component, such as a part of a mixture."""

@@ -36,7 +36,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
-from midstream.recipe.check import draw, in_process, no_engine, resolve, set_reward
+from midstream.recipe.check import draw, in_process, resolve, set_reward
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables
@@ -83,11 +83,15 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     continuous: bool = False
     kept: Path | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
-    _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
-    first_task: Task | None = None  # of those that are scored
-    _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
-    opened: list[Any] = field(default_factory=list)  # to be closed
+    # As agents ask them: counted, and each request at once.
+    _asked: dict[str, Engine] = field(default_factory=dict)
+    # By their tables, so that equal ones are one object.
+    _rewards: dict[str, Reward] = field(default_factory=dict)
+    _sources: dict[str, TaskSource] = field(default_factory=dict)
+    # Of those that are scored.
+    first_task: Task | None = None
+    # What the build closes at its end.
+    opened: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.resolved = resolve(self.recipe)
@@ -182,8 +186,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
         With `continuous`, one in this process answers each request as it comes.
         """
-        if name not in self.recipe.engines:
-            raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
         continuous = continuous or self.continuous or self.recipe.continuous
         if component.type == "reference" and component.engine is not None and continuous:
@@ -215,20 +217,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         return self._asked[name]
 
     def engine_of(self, component: Component) -> Engine | None:
-        """The engine that a component's table names. Raises `RecipeError` for a tool with one that is trained."""
-        name, recipe = component.engine, self.recipe
-        if name is None:
-            return None
-        # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        at_once = recipe.continuous and recipe.training is None
-        inside = in_process(recipe, name) and recipe.engines[name].type != "reference" and not at_once
-        if inside and component.kind == "tool":
-            raise RecipeError(
-                f"tool engine {name!r} samples in process, from the weights that are trained",
-                code="engine-in-process",
-                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
-            )
-        return self.engine(name, counted=component.kind != "engine")
+        """The engine that a component's table names."""
+        return self.engine(component.engine, counted=component.kind != "engine") if component.engine else None
 
     @cached_property
     def policy(self) -> Policy:

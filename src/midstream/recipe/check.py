@@ -220,26 +220,30 @@ def _check_engines(recipe: Recipe) -> None:
                 fix="name another engine, whose weights midstream holds: of type tiny, tiny_text or transformers_local",
             )
     # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
+    outside = ("tasks", "reward", "tool", "role")
     named = [
-        (f"{where}.engine", component.engine, component.kind in ("tasks", "reward"))
+        (f"{where}.engine", component.engine, component.kind)
         for where, component in _components(recipe)
         if component.kind != "engine" and (component.config.asks == "always" or component.engine is not None)
     ]
-    named += [(f"serve.models.{name}.engine", model.engine, False) for name, model in recipe.serve.models.items()]
+    named += [(f"serve.models.{name}.engine", model.engine, "agent") for name, model in recipe.serve.models.items()]
     if recipe.training is not None and recipe.training.weights is not None:
-        named.append(("training.weights", recipe.training.weights, False))
+        named.append(("training.weights", recipe.training.weights, "agent"))
     for role in ("reflector", *ROLES) if recipe.lessons is not None else ():
         if (config := getattr(recipe.lessons, role)) is not None:
-            named.append((f"lessons.{role}.engine", config.engine, True))
-    for where, engine, outside in named:
-        if engine not in recipe.engines:
+            named.append((f"lessons.{role}.engine", config.engine, "role"))
+    for where, engine, kind in named:
+        if engine is None or engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
-        if outside and in_process(recipe, engine) and not (recipe.continuous and recipe.training is None):
+        answers_at_once = recipe.continuous and recipe.training is None
+        # A reference answers the tools of its own agent: they call it while their trajectory does not ask.
+        frozen = kind == "tool" and recipe.engines[engine].type == "reference"
+        if kind in outside and in_process(recipe, engine) and not answers_at_once and not frozen:
+            other = f', or [engines.frozen] type = "reference", engine = "{engine}"' if kind == "tool" else ""
             raise RecipeError(
-                f"{where} = {engine!r} samples in process",
+                f"{where} = {engine!r} samples in process: it answers only when every live trajectory waits for it",
                 code="engine-in-process",
-                cause="it answers only when every live trajectory waits for it, and this request comes from outside",
-                fix="name an engine of type openai_compatible there",
+                fix=f"name an engine of type openai_compatible there{other}",
             )
     limit = recipe.budget.cost_usd if recipe.budget else None
     for name, component in recipe.engines.items() if limit is not None else ():
@@ -324,12 +328,7 @@ def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
     asked = recipe.modules[recipe.trained].engine
     # Only the policy's weights may change: nothing else may ask an engine that training changes.
     others = {f"agent.{name}": component for name, component in recipe.modules.items() if name != recipe.trained}
-    # A tool with an engine in process is refused when it is built, in other words.
-    others |= {
-        f"tools.{name}": component
-        for name, component in recipe.tools.items()
-        if component.engine is not None and not in_process(recipe, component.engine)
-    }
+    others |= {f"tools.{name}": component for name, component in recipe.tools.items()}
     others |= {where: component for where, component, _ in reward_components(recipe)}
     for where, component in others.items():
         if component.engine is not None and component.engine in (asked, weights):
@@ -344,7 +343,6 @@ def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
         raise RecipeError(
             f"learner.type = {learner.type!r} with the trained engine {name!r} of type {engine.type!r}",
             code="setting-conflict",
-            cause="a server that trains samples from the weights that it trains; nothing else can reach them",
             fix="set both types to that of the server, as midstream train RECIPE --engine NAME does, or neither",
         )
 

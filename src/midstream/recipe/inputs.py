@@ -117,11 +117,8 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool =
     """
     now, began = tuple(own.used(resolved)), run.info().own
     # By place: a run that was moved names its copies by another path.
-    changed = {
-        part.reference
-        for part, other in zip_longest(now, began)
-        if part is not None and (other is None or part.digest != other.digest)
-    }
+    pairs = ((part, other) for part, other in zip_longest(now, began) if part is not None)
+    changed = {part.reference for part, other in pairs if other is None or part.digest != other.digest}
     if changed and run.info().evaluation and not has_results(run):
         rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
         if changed <= set(own.references(rewards)):
