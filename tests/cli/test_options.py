@@ -61,7 +61,7 @@ def test_what_is_missing_is_named_after_the_recipe(words, code, named, capsys, t
     [
         ("networkx", ["--set", "tools.graph={}"], "graphs"),
         ("datasets", ["--set", "tasks={type='benchmark',name='bamboogle'}"], "data"),
-        ("torch", ["--set", "engines.model={type='transformers_local',model='m'}"], "train"),
+        ("torch", ["--tools", "python", "--set", "engines.model={type='transformers_local',model='m'}"], "train"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(package, words, extra, capsys, monkeypatch):
