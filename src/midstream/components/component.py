@@ -219,7 +219,8 @@ class Component(Settings):
     type: str
     config: SerializeAsAny[ComponentConfig]
     engine: str | None = None
-    weight: float | None = Field(default=None, ge=1e-9, le=1e9, strict=True)  # beyond, sums lose all precision
+    # Beyond, sums lose all precision.
+    weight: float | None = Field(default=None, ge=1e-9, le=1e9, strict=True)
     alias: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     @model_serializer

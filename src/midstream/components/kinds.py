@@ -127,6 +127,7 @@ _BASES: dict[Kind, type] = {
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
 _REGISTRY["agent"] = {**AGENTS}
+# With the object that each was made of: a notebook may define it again.
 _own_classes: dict[tuple[Kind, str], tuple[object, type[ComponentConfig]]] = {}
 
 

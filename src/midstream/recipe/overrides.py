@@ -404,20 +404,16 @@ def _set_local(table: Table, local: Table, name: str) -> str:
     old, learner = engines.get(first, {}), table.get("learner", {})
     engines[first] = {**(old if old.get("type") == local["type"] else {}), **local}
     engines[first].pop("adapter", None)
+    place, shape, cpu = Path(place_of(local["model"])), shape_of(local["model"]), Path("/proc/cpuinfo")
+    # A GGUF file has about one byte a weight. A smaller model gains nothing.
+    weights = shape.parameters if shape else place.stat().st_size if place.suffix == ".gguf" else 0
     narrow = not training or learner.get("lora") or learner.get("masters")
-    if narrow and engines[first].get("device", "cpu") == "cpu" and _gains_from_bfloat16(local["model"]):
+    # Only a CPU that computes in bfloat16 is faster with it.
+    faster = cpu.is_file() and re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text())
+    if narrow and engines[first].get("device", "cpu") == "cpu" and weights > 50_000_000 and faster:
         engines[first].setdefault("dtype", "bfloat16")
     engines.update({other: {"type": "reference", "engine": first} for other in others})
     return first
-
-
-def _gains_from_bfloat16(model: str) -> bool:
-    """Whether a model has over 50 million weights, and this CPU computes in bfloat16."""
-    place, shape = Path(place_of(model)), shape_of(model)
-    # A GGUF file has about one byte a weight.
-    weights = shape.parameters if shape else place.stat().st_size if place.suffix == ".gguf" else 0
-    cpu = Path("/proc/cpuinfo")
-    return weights > 50_000_000 and cpu.is_file() and bool(re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()))
 
 
 def set_served(table: Table, provider: str) -> None:
