@@ -211,7 +211,7 @@ def _recipe(name: str, *, full: bool) -> Entry:
 
 
 def _component(kind: Kind, name: str) -> Entry:
-    from midstream.components.kinds import config_class, installed, package_of
+    from midstream.components.kinds import config_class, installed
     from midstream.components.own import anchored, file_of, is_reference
     from midstream.components.tables import located
 
@@ -219,7 +219,8 @@ def _component(kind: Kind, name: str) -> Entry:
     config = config_class(kind, anchored(name, Path.cwd()))
     source = "midstream"
     if name in installed(kind):
-        source = ", ".join(map(package_of, installed(kind)[name]))
+        package = installed(kind)[name].dist
+        source = f"{package.name} {package.version}" if package else "a package"
     elif is_reference(name):
         path = file_of(name)
         source = f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"

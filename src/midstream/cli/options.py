@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 ChangesT = TypeVar("ChangesT")
 
 
-def parse_seed(text: str) -> int:
-    """The value of `--seed`."""
-    from midstream.core.seeds import SEED_MEANING
-
-    try:
-        return int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {SEED_MEANING}") from error
-
-
 def parse_count(text: str) -> int:
     """The value of an option that counts something."""
     if not text.isdecimal() or not 1 <= len(text.lstrip("0")) <= 9:
@@ -56,7 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--engine": {
         "metavar": "NAME", "help": "the learner that trains in place of this machine, of an installed package",
     },
-    "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
+    "--seed": {"metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
     "--trust": {"action": "store_true", "help": "run the code that came with a run"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},

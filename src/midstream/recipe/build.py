@@ -26,11 +26,10 @@ from midstream.components.component import Component, Context, Sandbox
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
-from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError, name_place
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
@@ -323,9 +322,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 closing.push_async_callback(self.opened.pop(0).close)
 
     def __exit__(self, *exception: object) -> None:
-        if in_event_loop():
-            what = "`with Build(...)` in a running event loop"
-            raise UsageError(what, code="event-loop-running", fix="use `async with Build(...)`")
         asyncio.run(self.close())
 
     async def __aexit__(self, *exception: object) -> None:

@@ -97,12 +97,9 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     elif on_hub(build.source):
         return ["tasks", *names]
     elif recipe.lessons is not None:
-        from midstream.lessons.access import read
         from midstream.recipe.lesson_sessions import draw_lesson_tasks
 
         draw_lesson_tasks(build, recipe.lessons, here)
-        if recipe.lessons.start:
-            read(recipe.lessons.start)
     else:
         _check_training(build, here)
         policy = recipe.modules[recipe.trained].engine
