@@ -12,15 +12,16 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from midstream.cli import options as shared
-from midstream.components.component import ComponentConfig
+from midstream.components.component import ComponentConfig, EngineConfig
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.recipe.files import find_recipe, read_table, shipped_recipes
 from midstream.report import blocks
@@ -62,6 +63,7 @@ _HEADINGS = {
     "worlds": "Made here",
     "": "",
 }
+# Of many counts, so many of the largest.
 _COUNTS_SHOWN = 8
 
 
@@ -96,7 +98,12 @@ def run(options: argparse.Namespace) -> int:
     names: Sequence[str | None] = [name] if one else _names(kind) if kind else ()
     for each in names:
         try:
-            entries.append(_entry(kind, each, options.file, full=one))
+            if each is None or kind == "benchmarks":
+                entries.append(_benchmark(each, options.file, full=one))
+            else:
+                entries.append(
+                    _recipe(each, full=one) if kind == "recipes" else _component(_component_kind(kind), each)
+                )
         except MidstreamError as error:
             if one:
                 raise
@@ -126,18 +133,6 @@ def _names(kind: str) -> Sequence[str]:
 
 def _component_kind(kind: str) -> Kind:
     return cast("Kind", "tool" if kind == "tools" else kind)
-
-
-def _entry(kind: str, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
-    """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
-    if name is None:
-        from midstream.sources.file import FileTasksConfig
-
-        tasks = FileTasksConfig(path=Path(str(path))).build().tasks("test")
-        return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
-    if kind == "recipes":
-        return _recipe(name, full=full)
-    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(_component_kind(kind), name)
 
 
 # --- screens ----------------------------------------------------------------------------------------------------------
@@ -184,7 +179,6 @@ def _shown(value: object) -> str:
 
 def _recipe(name: str, *, full: bool) -> Entry:
     """A recipe by its own tables with those that it extends; they are not validated."""
-    from midstream.components.component import EngineConfig
     from midstream.components.kinds import config_class
 
     table, path = read_table(name), find_recipe(name)
@@ -214,6 +208,7 @@ def _component(kind: Kind, name: str) -> Entry:
     from midstream.components.kinds import config_class, installed
     from midstream.components.own import anchored, file_of, is_reference
     from midstream.components.tables import located
+    from midstream.tools.function import parse_docstring
 
     located(kind, name, kind)
     config = config_class(kind, anchored(name, Path.cwd()))
@@ -225,31 +220,39 @@ def _component(kind: Kind, name: str) -> Entry:
         path = file_of(name)
         source = f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"
     needs, may_use = _needs(config)
-    record = {"from": source, "needs": needs, "may_use": may_use, "settings": [*_settings(config)]}
+    documented: dict[str, str] = {}
+    for cls in reversed(config.__mro__):
+        documented |= parse_docstring(inspect.getdoc(cls) or "")[1]
+    settings: list[Block] = []
+    for setting, info in config.model_fields.items():
+        settings.append({"name": setting, "required": info.is_required(), "meaning": documented.get(setting, "")})
+        # A default that takes validated data depends on other settings.
+        if not info.is_required() and not info.default_factory_takes_validated_data:
+            default = info.get_default(call_default_factory=True)
+            settings[-1]["default"] = to_jsonable_python(default, fallback=repr)
+    record = {"from": source, "needs": needs, "may_use": may_use, "settings": settings}
     if kind == "tool" and "settings" not in needs:
         record["arguments"] = f"midstream call {name} shows them"
     required = [what + " (missing)" * state.startswith("missing") for what, state in needs.items()]
     about = "; ".join([source] * (source != "midstream") + [f"needs {', '.join(required)}"] * bool(required))
-    return Entry(name, what_is(config), record, about)
-
-
-def what_is(config: type) -> str:
-    """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
+    # The first sentence of the docstring, which is that of a function or class of your own.
     text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
+    return Entry(name, re.split(r"(?<=[.])\s", text, maxsplit=1)[0], record, about)
 
 
 def _needs(config: type[BaseModel]) -> tuple[dict[str, str], dict[str, str]]:
     """What a component needs and what it may use, with whether that is here, as far as the class of settings says."""
     needs: dict[str, str] = {}
     may_use: dict[str, str] = {}
-    if issubclass(config, ComponentConfig) and config.extra:
-        there = [find_spec(package) is not None for package in config.packages]
-        fix = f"pip install 'midstream[{config.extra}]'"
-        needs[f"extra {config.extra}"] = fix if not there else "installed" if all(there) else f"missing: {fix}"
-    if issubclass(config, ComponentConfig) and config.asks != "never":
-        (needs if config.asks == "always" else may_use)["a model"] = 'engine = "NAME" in its table'
-    if issubclass(config, ComponentConfig) and config.sandboxed:
+    # The settings of an agent as a whole are no component's.
+    component = config if issubclass(config, ComponentConfig) else ComponentConfig
+    if component.extra:
+        there = [find_spec(package) is not None for package in component.packages]
+        fix = f"pip install 'midstream[{component.extra}]'"
+        needs[f"extra {component.extra}"] = fix if not there else "installed" if all(there) else f"missing: {fix}"
+    if component.asks != "never":
+        (needs if component.asks == "always" else may_use)["a model"] = 'engine = "NAME" in its table'
+    if component.sandboxed:
         needs["a sandbox"] = "midstream doctor tries it"
     try:
         config()
@@ -265,29 +268,17 @@ def _needs(config: type[BaseModel]) -> tuple[dict[str, str], dict[str, str]]:
     return needs, may_use
 
 
-def _settings(config: type[BaseModel]) -> Iterator[Block]:
-    from pydantic_core import to_jsonable_python
-
-    from midstream.tools.function import parse_docstring
-
-    documented: dict[str, str] = {}
-    for cls in reversed(config.__mro__):
-        documented |= parse_docstring(inspect.getdoc(cls) or "")[1]
-    for name, info in config.model_fields.items():
-        setting = {"name": name, "required": info.is_required(), "meaning": documented.get(name, "")}
-        # A default that takes validated data depends on other settings.
-        if not info.is_required() and not info.default_factory_takes_validated_data:
-            setting["default"] = to_jsonable_python(info.get_default(call_default_factory=True), fallback=repr)
-        yield setting
-
-
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
 
-def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
-    """A benchmark; in full with its questions if they are in the file `path`, or here."""
+def _benchmark(name: str | None, path: str | None, *, full: bool) -> Entry:
+    """A benchmark; in full with its questions if they are in the file `path`, or here. Without a name, that file."""
     from midstream.sources.benchmarks import find
+    from midstream.sources.file import FileTasksConfig
 
+    if name is None:
+        own = FileTasksConfig(path=Path(str(path))).build()
+        return Entry(str(path), "your own questions", _counts(own.tasks("test"), "test", {}))
     benchmark = find(name)
     size = benchmark.sizes.get(benchmark.main_split)
     notes = [] if size is None else [f"{size:,} questions"]

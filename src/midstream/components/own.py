@@ -164,18 +164,13 @@ def reference_of(value: object) -> str:
     else:
         name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
         number, reference = 2, f"{_HANDED_OVER}:{name}"
-        while reference in _live and not _same(_live[reference], value):
+        # A notebook's cell that runs again makes an equal function; those of one code differ by what they enclose.
+        parts = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+        made = [getattr(value, part, value) for part in parts]
+        while reference in _live and [getattr(_live[reference], part, _live[reference]) for part in parts] != made:
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
     _live[reference] = value
     return reference
-
-
-def _same(first: object, other: object) -> bool:
-    """Whether two objects are one, or one function that a notebook's cell made twice."""
-    # Functions of one code differ by what they enclose.
-    parts = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-    same = [getattr(first, part, first) == getattr(other, part, other) for part in parts]
-    return type(first) is type(other) and all(same)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from midstream.core.source import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation.settings import SetConfig
-from midstream.lessons.settings import ROLES, LessonsConfig
+from midstream.lessons.settings import ROLES
 from midstream.recipe.lessons import check_shown, lessons_of, pinned
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt
@@ -41,8 +41,20 @@ def resolve(recipe: Recipe) -> Table:
     if recipe.training is not None:
         _check_trained_engine(recipe, recipe.training.weights)
         recipe.learner.check_recipe("learner", recipe)
+    if recipe.lessons is not None and recipe.training is not None:
+        raise RecipeError(
+            "the recipe has both [training] and [lessons]",
+            code="setting-conflict",
+            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
+        )
+    if recipe.lessons is not None and recipe.agent.lessons is not None:
+        raise RecipeError(
+            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons], which shows the lesson set that it learns",
+            code="setting-conflict",
+            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
+        )
     if recipe.lessons is not None:
-        _check_lessons(recipe, recipe.lessons)
+        check_shown(recipe.agent, recipe.lessons.modules, "lessons.modules")
     # What is made from a world's facts or names needs tasks of a world.
     tasks = tasks_config(recipe.tasks)
     searched = [f"tools.{name}" for name, tool in recipe.tools.items() if tool.config.needs_world]
@@ -75,7 +87,8 @@ def _with_defaults(recipe: Recipe) -> Table:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
     if agent.lessons is not None:
         resolved["agent"]["lessons"] = place = pinned(agent.lessons)
-        lessons_of(agent, place)  # raises if a module shows none
+        # Raises if a module shows none.
+        lessons_of(agent, place)
     if agent.filter is not None:
         from midstream.lessons.feedback import read_votes
 
@@ -307,22 +320,6 @@ def _check_template(recipe: Recipe) -> None:
             )
 
 
-def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
-    if recipe.training is not None:
-        raise RecipeError(
-            "the recipe has both [training] and [lessons]",
-            code="setting-conflict",
-            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
-        )
-    if recipe.agent.lessons is not None:
-        raise RecipeError(
-            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons], which shows the lesson set that it learns",
-            code="setting-conflict",
-            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
-        )
-    check_shown(recipe.agent, config.modules, "lessons.modules")
-
-
 def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
     """The trained engine is the policy's only, and one that the learner can reach."""
     asked = recipe.modules[recipe.trained].engine
@@ -359,7 +356,8 @@ def _check_imitated(recipe: Recipe) -> None:
     """Transcripts are learned with their prompts, so these must be the prompts of the trained policy."""
     kind, learner, agent = recipe.trained, recipe.modules[recipe.trained], recipe.agent
     if learner.config.asks == "never":
-        return  # a program; `sessions.py` refuses to train it
+        # A program; `sessions.py` refuses to train it.
+        return
     for where, imitated in _imitated(recipe).items():
         if imitated is not None and isinstance(agent, InterleavedConfig):
             imitated.config.check_template(load_template(agent.template))
