@@ -242,14 +242,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             temperature: replaces the temperature of planner or policy.
             chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
-        trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
+        trained, components = self.recipe.trained, self.recipe.modules
         config: Any = components[trained].config
         stand_in = planner if isinstance(planner, Component) and planner.kind == "engine" else None
-        if stand_in is not None:
-            planner = None
-        elif isinstance(planner, Component):
-            components[trained], planner = planner, None
-        if planner is not None:
+        if isinstance(planner, Component) and stand_in is None:
+            components[trained] = planner
+        elif planner is not None and stand_in is None:
             components.pop(trained)
         elif temperature is not None and hasattr(config, "sampling"):
             sampling = {**config.sampling.model_dump(), "temperature": temperature}
@@ -287,14 +285,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
             agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
-        if self.budget is not None and not replaced:
+        if self.budget is not None and planner is None:
             agent = BudgetedAgent(agent, self.budget)
         if self.recipe.evaluation.strategy is not None:
             # After the budget: each of its agent runs is a rollout.
-            kept = None
-            if self.kept is not None and chosen is not None:
-                name = result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
-                kept = self.kept / f"{evaluation_name(name)}.jsonl"
+            name = chosen and result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
+            kept = self.kept / f"{evaluation_name(name)}.jsonl" if self.kept is not None and name else None
             strategy = parse_strategy(self.recipe.evaluation.strategy)
             agent = strategy.wrap(agent, max_attempts=self.recipe.rollout.max_attempts, kept=kept)
             self.opened.append(agent)
