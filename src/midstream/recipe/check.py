@@ -266,9 +266,8 @@ def _check_engines(recipe: Recipe) -> None:
             raise RecipeError(
                 f"budget.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
-                fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
-                f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '
-                f"or limit tokens or rollouts instead",
+                fix=f"set engines.{name}.price_prompt_usd and price_completion_usd (0 for a function that costs "
+                "nothing), or limit tokens or rollouts instead",
             )
 
 
@@ -310,13 +309,11 @@ def _check_template(recipe: Recipe) -> None:
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
         if tool not in names and not recipe.tool_servers:
-            meant = f'name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}'
-            alone = "use recipe direct (the model alone) in place of --tools none"
             raise RecipeError(
-                f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
-                f"{', '.join(names) or 'none'}",
+                f"agent.template = {agent.template!r} calls the tool {tool!r}, not one of {', '.join(names) or 'none'}",
                 code="unknown-tool",
-                fix=f"add [tools.{tool}], or {meant if names else alone}",
+                fix=f'add [tools.{tool}], or name the one that is meant: agent.tools = {{ {mark} = "NAME" }}; '
+                "the model alone is recipe direct",
             )
 
 

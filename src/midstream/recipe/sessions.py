@@ -58,7 +58,7 @@ def parts_of(build: Build) -> Parts:
     """The parts of a training session. Raises `RecipeError` or `UnsupportedError` if the recipe cannot be trained."""
     from midstream.training.session import Parts
 
-    recipe, training = build.recipe, _check_training(build, build.recipe.evaluation.sets)
+    recipe, training = build.recipe, _draw_training_tasks(build, build.recipe.evaluation.sets)
     _check_trainable(recipe, build.policy.engine())
     learner = build.policy.learner
     return Parts(
@@ -101,7 +101,7 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
 
         draw_lesson_tasks(build, recipe.lessons, here)
     else:
-        _check_training(build, here)
+        _draw_training_tasks(build, here)
         policy = recipe.modules[recipe.trained].engine
         # An engine in this process would load its model.
         _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
@@ -131,16 +131,13 @@ def refuse_strategy(recipe: Recipe) -> None:
         )
 
 
-def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
+def _draw_training_tasks(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
     """Check what needs no model, and draw all tasks that the run will need, with those of the `sets`."""
     recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
     require_sandbox(build)
     if training is None:
-        raise RecipeError(
-            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [lessons] table",
-            code="not-trainable",
-            fix="add one, or use `midstream eval`",
-        )
+        what = f"recipe {recipe.name!r} trains nothing: it has no [training] and no [lessons] table"
+        raise RecipeError(what, code="not-trainable", fix="add one, or use `midstream eval`")
     check_warm_start(build)
     staged = [family for stage in training.stages for family in stage]
     if staged:
@@ -149,7 +146,8 @@ def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
     # Draw all tasks that the run will need, to find a source with too few now.
     counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
-        from midstream.training.transcripts import read_transcripts  # needs torch
+        # It needs torch.
+        from midstream.training.transcripts import read_transcripts
 
         deque(read_transcripts(warm.file), maxlen=0)
     if training.steps:
@@ -208,12 +206,12 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
     config: Any = recipe.modules[recipe.trained].config
-    sampling = getattr(config, "sampling", None)  # one of your own may bring its own
+    # An agent of your own may bring its own.
+    sampling = getattr(config, "sampling", None)
     if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
         raise RecipeError(
-            f"agent.{recipe.trained}.sampling = {sampling!r} cannot be trained on",
+            f"agent.{recipe.trained}.sampling = {sampling!r} does not draw by the recorded log-probabilities",
             code="not-trainable",
-            cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
             fix="set temperature above 0 and top_p = 1",
         )
 
