@@ -204,11 +204,9 @@ def _changed(
     server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
     from_run = bool(server) and isinstance(source, RunDirectory) and has_weights(source)
     engine = set_server(table, server, planner_from_run=from_run) if server else ""
-    for settings in table.get("engines", {}).values() if streams else ():
+    for settings in table.get("engines", {}).values() if streams and isinstance(source, RunDirectory) else ():
         # A run's recipe holds every default, so nobody chose its `stream = false`.
-        chosen = "stream" in settings and not isinstance(source, RunDirectory)
-        if settings.get("type") == "openai_compatible" and not chosen:
-            settings["stream"] = True
+        settings.pop("stream", None)
     if (tasks := changes.get("tasks")) is not None:
         table = with_tasks(table, _own_tasks(tasks))
     if (reward := changes.get("reward")) is not None:
@@ -222,6 +220,9 @@ def _changed(
         learner = located("learner", learner, "--engine")
         table = cast("type[LearnerConfig]", config_class("learner", learner)).chosen(table, learner)
     table = with_settings(table, _settings(changes))
+    for settings in table.get("engines", {}).values() if streams else ():
+        if settings.get("type") == "openai_compatible":
+            settings.setdefault("stream", True)
     known, names = table.get("tools", {}), changes.get("tools")
     if names is not None:
         table["tools"] = chosen_tools(known, names)

@@ -31,7 +31,6 @@ from midstream.sandbox.settings import SandboxConfig
 from midstream.sources.finite import NoTasksConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
-from midstream.training.own import own_learner
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
 # An optional module of agentflow.
@@ -264,9 +263,6 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     if isinstance(learner := parsed.get("learner"), Mapping):
         named = located("learner", learner.get("type", "local"), "learner")
         config = config_class("learner", named)
-        if not issubclass(config, LearnerConfig):
-            # Raises: there are no learners of your own.
-            own_learner("learner", named, config)
         parsed["learner"] = validate(config, {**learner, "type": named}, "learner")
     lessons = parsed.get("lessons")
     if isinstance(lessons, Mapping):
