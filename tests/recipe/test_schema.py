@@ -269,8 +269,8 @@ def test_a_long_chain_or_a_cycle_of_recipes_is_refused(tmp_path):
 
 
 def test_all_problems_are_named_at_once(ten_steps):
-    with pytest.raises(RecipeError, check=coded("recipe-invalid", "agent.max_turns = 0", "training.steps = -1")):
-        load_recipe(str(ten_steps), ["training.steps=-1", "agent.max_turns=0"])
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "training.group_size = 0", "training.steps = -1")):
+        load_recipe(str(ten_steps), ["training.steps=-1", "training.group_size=0"])
 
 
 def test_a_missing_table_is_named():

@@ -103,17 +103,8 @@ def parse_strategy(text: str) -> StrategyConfig:
         raise RecipeError(what, code="strategy-invalid", fix=f"write {config.example}; or {fix}") from error
 
 
-def validate(
-    model: type[ModelT],
-    table: Mapping[str, object],
-    where: str,
-    tags: Mapping[str, type[BaseModel]] | None = None,
-    *,
-    of: str = "recipe",
-) -> ModelT:
+def validate(model: type[ModelT], table: Mapping[str, object], where: str, *, of: str = "recipe") -> ModelT:
     """Build `model` from a table of a recipe, or of the file that `of` names for errors.
-
-    `tags` are the members of a discriminated union in it, by name.
 
     Raises `RecipeError`, which names every wrong key with its place and value.
     """
@@ -126,7 +117,7 @@ def validate(
         wrong = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
         errors = [error for error in errors if error["type"] != "too_short" or error["loc"] not in wrong]
         problems = [
-            ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
+            ".".join(filter(None, [where, *map(str, error["loc"])]))
             # The input of a missing key is the whole table.
             + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")
             + f": {error['msg'].removeprefix('Value error, ')}"
@@ -135,13 +126,13 @@ def validate(
         raise RecipeError(
             f"the {of} is invalid: " + "; ".join(problems),
             code="recipe-invalid",
-            fix="".join(dict.fromkeys(_did_you_mean(model, error, tags or {}) for error in errors))
+            fix="".join(dict.fromkeys(_did_you_mean(model, error) for error in errors))
             + f"correct it in {'the recipe or with --set' if of == 'recipe' else 'that file'}; known keys here: "
-            + ", ".join(_fields_around(model, errors[0]["loc"], tags or {})),
+            + ", ".join(_fields_around(model, errors[0]["loc"])),
         ) from failure
 
 
-def _did_you_mean(model: type[BaseModel], error: ErrorDetails, tags: Mapping[str, type[BaseModel]]) -> str:
+def _did_you_mean(model: type[BaseModel], error: ErrorDetails) -> str:
     """What a misspelt key, or value of a setting with few values, may mean."""
     if error["type"] == "extra_forbidden":
         *above, key = error["loc"]
@@ -149,23 +140,19 @@ def _did_you_mean(model: type[BaseModel], error: ErrorDetails, tags: Mapping[str
         found = [f"{name}.{key}" for name, cls in inner if key in getattr(cls, "model_fields", ())]
         if found and not above:
             return f"did you mean {' or '.join(found)}? "
-        return did_you_mean(key, _fields_around(model, error["loc"], tags))
+        return did_you_mean(key, _fields_around(model, error["loc"]))
     if error["type"] == "literal_error":
         return did_you_mean(error["input"], re.findall("'([^']+)'", error.get("ctx", {}).get("expected", "")))
     return ""
 
 
-def _fields_around(
-    model: type[BaseModel], location: tuple[int | str, ...], tags: Mapping[str, type[BaseModel]]
-) -> list[str]:
+def _fields_around(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """The keys of the table that holds the last key of `location`."""
     for key in location[:-1]:
-        if key in tags:
-            model = tags[str(key)]
-            continue
         field = model.model_fields.get(str(key))
         if field is None:
-            continue  # a place in a list
+            # A place in a list.
+            continue
         inner = [cls for cls in classes_in(field.annotation) if issubclass(cls, BaseModel)]
         if not inner:
             break

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
+from pydantic import Field, SerializeAsAny, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
@@ -144,13 +144,7 @@ class Recipe(Settings):
     description: str = ""
     seed: Seed = 0
     tasks: Component = Component(kind="tasks", type="none", config=NoTasksConfig())
-    agent: Annotated[
-        Annotated[AgentConfig, Tag("agentflow")]
-        | Annotated[InterleavedConfig, Tag("interleaved")]
-        | Annotated[DirectConfig, Tag("direct")]
-        | Annotated[OwnAgentConfig, Tag("own")],
-        Discriminator(lambda agent: kind if (kind := agent_type(agent)) in AGENTS else "own"),
-    ]
+    agent: SerializeAsAny[AgentConfig | InterleavedConfig | OwnAgentConfig]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]
     simulated: dict[str, SimulatedConfig] = {}
@@ -243,7 +237,7 @@ class Recipe(Settings):
 
 
 def parse_recipe(table: Mapping[str, object]) -> Recipe:
-    """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
+    """Validate a recipe's table. A `RecipeError` names every wrong key of a component, of the agent or of the rest."""
     parsed: Table = dict(anchored(table, Path.cwd()))
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
@@ -284,7 +278,9 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     ]
     for path, component in places:
         parsed = _parse_at(parsed, path, component)
-    return validate(Recipe, parsed, "", {**AGENTS, "own": OwnAgentConfig})
+    if isinstance(parsed.get("agent"), Mapping):
+        parsed["agent"] = validate(AGENTS.get(kind, OwnAgentConfig), parsed["agent"], "agent")
+    return validate(Recipe, parsed, "")
 
 
 def _compact(agent: Mapping[str, object]) -> Table:
