@@ -144,7 +144,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from pydantic_core import to_jsonable_python
 
     from midstream.core.events import Note
-    from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
+    from midstream.recipe.build import Build, prompt_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
     from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
@@ -158,8 +158,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
             plan += recipe.learner.plan(build, Path(options.out or "RUN"))
         if not options.json:
             print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
-        check_machine(build)
-        away = [] if work == "other" else check_work(build, work)
+        away = check_work(build, work)
         if options.json:
             record: dict[str, Any] = {"recipe": build.resolved}
             if plan:

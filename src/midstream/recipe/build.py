@@ -15,18 +15,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
 from midstream import rollout
 from midstream.agents.agentflow import AgentFlowLoop
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
-from midstream.agents.rendering import result_writer
 from midstream.components.component import Component, Context, Sandbox
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
-from midstream.core.errors import RecipeError, RewardError, UnsupportedError, name_place
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
@@ -52,9 +49,6 @@ from midstream.training.protocols import TrainableWorld
 
 if TYPE_CHECKING:
     from midstream.gateway.server import Gateway
-
-# Settings that name what must be there.
-_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")
 
 
 @dataclass
@@ -373,34 +367,6 @@ def prompt_notes(recipe: Recipe) -> list[str]:
     if recipe.of_another_program and recipe.training is not None:
         notes.append("the model samples as agent.sampling says, not as the agent asks, because its weights are trained")
     return notes
-
-
-def check_machine(build: Build) -> None:
-    """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
-
-    Functions are imported and a recording is opened; nothing else is built. Raises `MidstreamError`.
-    """
-    recipe = build.recipe
-    if build.replay:
-        # Its answers stand in for all tools.
-        recipe = recipe.model_copy(update={"tools": {}})
-        assert build.tools is not None
-    if not isinstance(recipe.agent, OwnAgentConfig):
-        result_writer(recipe.agent.observation_format)
-    _check_machine(recipe, "")
-
-
-def _check_machine(value: object, where: str) -> None:
-    if isinstance(value, Component):
-        value = value.config
-        with name_place(where):
-            value.check_machine(where)
-    if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
-        raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
-    if isinstance(value, BaseModel):
-        value = dict(value)
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
-        _check_machine(inner, f"{where}.{key}".lstrip("."))
 
 
 def tier_of(build: Build) -> str:

@@ -6,10 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel
+
+from midstream.agents.rendering import result_writer
+from midstream.components.component import Component
 from midstream.core.engine import Engine
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.events import Listener
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
@@ -22,7 +27,7 @@ from midstream.recipe.check import (
     teacher,
 )
 from midstream.recipe.estimate import on_hub
-from midstream.recipe.schema import Recipe
+from midstream.recipe.schema import OwnAgentConfig, Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
 from midstream.training.protocols import TrainableWorld
@@ -31,6 +36,8 @@ from midstream.training.settings import TrainingConfig
 if TYPE_CHECKING:
     from midstream.training.session import Parts
 
+# Settings that name what must be there.
+_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")
 # Of a file or benchmark to train on: about half a second.
 _TASKS_CHECKED = 1000
 
@@ -77,38 +84,61 @@ def parts_of(build: Build) -> Parts:
     )
 
 
-def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
+def check_work(build: Build, work: Literal["train", "eval", "other"]) -> list[str]:
     """Check, for `--dry-run`, what a run checks before it begins, on all its tasks, without loading a model.
 
-    Nothing is downloaded: returns what would be. Raises `MidstreamError`.
+    The packages, programs, functions, files and recordings that it needs are on this machine: functions are imported,
+    and a recording is opened. Nothing is downloaded: returns what would be. Raises `MidstreamError`.
     """
-    recipe = build.recipe
+    recipe = needed = build.recipe
+    if build.replay:
+        # Its answers stand in for all tools.
+        needed = recipe.model_copy(update={"tools": {}})
+        assert build.tools is not None
+    if not isinstance(recipe.agent, OwnAgentConfig):
+        result_writer(recipe.agent.observation_format)
+    _check_machine(needed, "")
+    if work == "other":
+        return []
     away = [chosen for chosen in recipe.evaluation.sets if on_hub(build.tasks(chosen.tasks or recipe.tasks))]
     here, names = [chosen for chosen in recipe.evaluation.sets if chosen not in away], [chosen.name for chosen in away]
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
         # Such a judge cannot be built without its model.
         return names
-    if work == "train":
-        refuse_strategy(recipe)
     if work == "eval":
         require_sets(recipe)
         for chosen in here:
             build.set_tasks(chosen)
-    elif on_hub(build.source):
+        return names
+    refuse_strategy(recipe)
+    if on_hub(build.source):
         return ["tasks", *names]
-    elif recipe.lessons is not None:
+    if recipe.lessons is not None:
         from midstream.recipe.lesson_sessions import draw_lesson_tasks
 
         draw_lesson_tasks(build, recipe.lessons, here)
-    else:
-        _draw_training_tasks(build, here)
-        policy = recipe.modules[recipe.trained].engine
-        # An engine in this process would load its model.
-        _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
-        if not in_process(recipe, recipe.trained_engine):
-            # Raises: the weights are a server's.
-            build.policy.student()
+        return names
+    _draw_training_tasks(build, here)
+    policy = recipe.modules[recipe.trained].engine
+    # An engine in this process would load its model.
+    _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
+    if not in_process(recipe, recipe.trained_engine):
+        # Raises: the weights are a server's.
+        build.policy.student()
     return names
+
+
+def _check_machine(value: object, where: str) -> None:
+    if isinstance(value, Component):
+        value = value.config
+        with name_place(where):
+            value.check_machine(where)
+    if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
+        raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
+        _check_machine(inner, f"{where}.{key}".lstrip("."))
 
 
 def require_sets(recipe: Recipe) -> None:
