@@ -155,9 +155,8 @@ def edit_lessons(options: argparse.Namespace) -> int:
             after, where = _save(place, draft.read_text(encoding="utf-8-sig"))
         except (MidstreamError, OSError, UnicodeDecodeError) as failure:
             raise UsageError(
-                f"nothing is changed: {failure.what if isinstance(failure, MidstreamError) else failure}",
-                code=getattr(failure, "code", "editor-failed") or "editor-failed",
-                cause=failure.cause if isinstance(failure, MidstreamError) else "",
+                f"nothing is changed: {getattr(failure, 'what', failure)}",
+                code=getattr(failure, "code", "") or "editor-failed",
                 fix=f"your text is kept; correct it, then EDITOR='cp {draft}' midstream lessons edit {options.named}",
             ) from failure
         draft.unlink()

@@ -92,10 +92,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.resolved = resolve(self.recipe)
-        for name, component in self.recipe.engines.items():
-            # Recorded, so that the run resumes with it.
-            if (listed := getattr(component.config, "listed_price", None)) is not None:
-                self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")
         executor = self.recipe.modules.get("executor")
         config = executor.config if executor else None
         self._program = config.program if isinstance(config, ExecutorConfig) and config.mode == "code" else None

@@ -68,9 +68,6 @@ def resolve(recipe: Recipe) -> Table:
 def _with_defaults(recipe: Recipe) -> Table:
     """The table with every default. Files that may change or be named relatively are pinned."""
     resolved = recipe.table()
-    for table in resolved["engines"].values():
-        # No setting: a run is the same one whatever a list says by now.
-        table.pop("listed_price", None)
     evaluation, agent = resolved["evaluation"], recipe.agent
     for chosen, table in zip(
         (*recipe.evaluation.sets, recipe.evaluation.validation),

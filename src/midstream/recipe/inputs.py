@@ -60,6 +60,9 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
     """
     settings = resolve(recipe)
     both = own.portable(resolve(run_recipe(began))), own.portable(settings)
+    for engine in (engine for table in both for engine in table["engines"].values()):
+        # No setting: a run is the same one whatever a list of prices says by now.
+        engine.pop("listed_price", None)
     old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
     if old != new:
         return differing_settings(old, new) or ["..."]
