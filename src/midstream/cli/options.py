@@ -149,7 +149,10 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
     from midstream.report.progress import print_warnings
+    from midstream.trackers import trackers_of
 
+    # Refuses a wrong name.
+    trackers_of(getattr(options, "track", ()))
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(build, training=work == "train")
         if work == "train":

@@ -6,7 +6,7 @@ import argparse
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.cli.show import show_evaluation, show_result_and_report
+from midstream.cli.show import show_done
 from midstream.process import RunOptions
 
 
@@ -24,8 +24,5 @@ def run(options: argparse.Namespace) -> int:
     given = shared.changes(RunOptions, options)
     chosen = {"overrides": options.overrides, "retry_errors": options.retry_errors, "budget": options.budget}
     run = api.resume(options.run, **chosen, **given).directory
-    if run.info().kind == "evaluation":
-        show_evaluation(run, as_json=options.json)
-    else:
-        show_result_and_report(run, as_json=options.json)
+    show_done(run, as_json=options.json)
     return 0

@@ -74,8 +74,11 @@ def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False
         show([*run_blocks(run, "lessons"), text("Next", "strong"), blocks.code("\n".join(next_steps(run)))])
 
 
-def show_result_and_report(run: RunDirectory, *, as_json: bool) -> None:
-    """Print what changed, and where the report is."""
+def show_done(run: RunDirectory, *, as_json: bool) -> None:
+    """Print what an evaluation found; of a run that learned what changed, and where the report is."""
+    if run.info().kind == "evaluation":
+        show_evaluation(run, as_json=as_json)
+        return
     show_result(run, as_json=as_json)
     if not as_json:
         show([blocks.code(f"\nReport: {run.report_path}")])
