@@ -204,11 +204,11 @@ class OwnFunction:
         """A subclass of `base` with the function's settings, and with `attributes`, such as its `build`."""
         return settings_of(base, self.reference, self.function, given=self.values, **attributes)
 
-    def passed(self, settings: ComponentConfig, values: Mapping[str, object]) -> dict[str, object]:
+    def passed(self, settings: Any, values: Mapping[str, object]) -> dict[str, object]:
         """The arguments of a call."""
         return {name: values[name] for name in self.takes} | own_values(settings)
 
-    async def called(self, settings: ComponentConfig, values: Mapping[str, object]) -> object:
+    async def called(self, settings: ComponentConfig, values: Mapping[str, object]) -> Any:
         """The function's result for those of the values that it takes, and its settings."""
         task = values.get("task")
         where = f", for task {task.id!r}" if isinstance(task, Task) else ""

@@ -161,8 +161,9 @@ def set_size(build: Build, chosen: SetConfig) -> int | None:
     if (tasks := set_tasks(build, chosen)) is not None:
         return len(tasks)
     source = build.tasks(chosen.tasks or build.recipe.tasks)
-    whole = chosen.count is None and chosen.per_family is None and isinstance(source, BenchmarkTasks)
-    return source.benchmark.sizes.get(chosen.split) if whole else chosen.count
+    if isinstance(source, BenchmarkTasks) and chosen.count is None and chosen.per_family is None:
+        return source.benchmark.sizes.get(chosen.split)
+    return chosen.count
 
 
 def on_hub(source: TaskSource) -> bool:
