@@ -200,11 +200,8 @@ def _check_words(words: Sequence[str]) -> None:
             fix = "give a value, or leave the option out"
             raise UsageError(f"{option} is empty: {value!r}", code="empty-value", fix=fix)
         if any("\ud800" <= letter <= "\udfff" for letter in word):
-            what, fix = (
-                f"an argument is not valid UTF-8: {word!r}",
-                "type it again, convert it with iconv, or rename the file",
-            )
-            raise UsageError(what, code="not-utf-8", fix=fix)
+            fix = "type it again, convert it with iconv, or rename the file"
+            raise UsageError(f"an argument is not valid UTF-8: {word!r}", code="not-utf-8", fix=fix)
 
 
 if __name__ == "__main__":

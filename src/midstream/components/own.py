@@ -164,10 +164,13 @@ def reference_of(value: object) -> str:
     else:
         name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
         number, reference = 2, f"{_HANDED_OVER}:{name}"
-        # A notebook's cell that runs again makes an equal function; those of one code differ by what they enclose.
-        parts = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-        made = [getattr(value, part, value) for part in parts]
-        while reference in _live and [getattr(_live[reference], part, _live[reference]) for part in parts] != made:
+
+        def parts(of: object) -> list[object]:
+            # A notebook's cell that runs again makes an equal function; those of one code differ by what they enclose.
+            names = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+            return [type(of), *(getattr(of, name, of) for name in names)]
+
+        while reference in _live and parts(_live[reference]) != parts(value):
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
     _live[reference] = value
     return reference

@@ -244,7 +244,7 @@ def _check_engines(recipe: Recipe) -> None:
         if engine is None or engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
         answers_at_once = recipe.continuous and recipe.training is None
-        # A reference answers the tools of its own agent: they call it while their trajectory does not ask.
+        # A tool may ask the reference of trained weights, which stays as it is.
         frozen = kind == "tool" and recipe.engines[engine].type == "reference"
         if kind in outside and in_process(recipe, engine) and not answers_at_once and not frozen:
             other = f', or [engines.frozen] type = "reference", engine = "{engine}"' if kind == "tool" else ""

@@ -59,10 +59,8 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     if file != name and not (extended_by and os.path.isfile(path)):
         path = shipped_recipes().get(name, Path(__file__).parent / file)
     if not os.path.exists(path):
-        known, by = (
-            shipped_recipes(),
-            f"; {extended_by} extends it, and {directory} has no {file}" if extended_by else "",
-        )
+        known = shipped_recipes()
+        by = f"; {extended_by} extends it, and {directory} has no {file}" if extended_by else ""
         fix = f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}; {IN_A_PACKAGE}"
         if name.endswith(".py"):
             fix = f"name the agent in it, e.g. {name}:solve"
