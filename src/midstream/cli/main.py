@@ -110,7 +110,7 @@ def _run(words: Sequence[str]) -> int:
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Names the command or value that a misspelt one may mean."""
 
     def _check_value(self, action: argparse.Action, value: str) -> None:
@@ -118,12 +118,13 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {near.strip()}")
         super()._check_value(action, value)
 
-    def options(self) -> Iterator[str]:
-        """Its options, and those of its subcommands."""
+    def arguments(self) -> Iterator[argparse.Action]:
+        """Its arguments, and those of its subcommands."""
         for action in self._actions:
-            yield from action.option_strings
-            for below in action.choices.values() if isinstance(action.choices, dict) else ():
-                yield from below.options()
+            yield action
+            if isinstance(action, argparse._SubParsersAction):
+                for below in action.choices.values():
+                    yield from below.arguments()
 
 
 class _PrintCompletion(argparse.Action):
@@ -138,9 +139,9 @@ class _PrintCompletion(argparse.Action):
         raise SystemExit(0)
 
 
-def parser(command: str | None = None) -> _Parser:
+def parser(command: str | None = None) -> Parser:
     """The parser of every command, or of one `command`; of "" those of all, without their arguments, for the help."""
-    root = _Parser(
+    root = Parser(
         prog="midstream",
         description="Agents that plan and call tools, made better in the flow by their own outcomes.",
         epilog=EXAMPLES,
@@ -187,7 +188,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         elif options.command == "solve" and left:
             root.error(f'put the question in quotes: midstream solve "{" ".join([options.question, *left])}"')
     if left:
-        near = "".join(did_you_mean(word.partition("=")[0], root.options()) for word in left if word.startswith("-"))
+        known = [option for action in root.arguments() for option in action.option_strings]
+        near = "".join(did_you_mean(word.partition("=")[0], known) for word in left if word.startswith("-"))
         root.error(f"unrecognized arguments: {' '.join(left)}" + (f"; {near.strip()}" if near else ""))
     return options
 
