@@ -217,7 +217,7 @@ def _changed(
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if (learner := changes.get("engine")) is not None:
-        learner = located("learner", learner, "--engine")
+        learner = located("learner", learner, "learner")
         table = cast("type[LearnerConfig]", config_class("learner", learner)).chosen(table, learner)
     table = with_settings(table, _settings(changes))
     for settings in table.get("engines", {}).values() if streams else ():
