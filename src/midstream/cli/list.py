@@ -63,7 +63,6 @@ _HEADINGS = {
     "worlds": "Made here",
     "": "",
 }
-# Of many counts, so many of the largest.
 _COUNTS_SHOWN = 8
 
 

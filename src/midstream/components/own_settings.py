@@ -35,11 +35,10 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 Function = Callable[..., Any]
 
-# Keys that tables have anyway.
+# A table of any component has these keys, so no setting can.
 _TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "lessons")
 _LIBRARY = re.compile(r"[/\\\\](site-packages|lib[/\\\\]python3[^/]*)[/\\\\]|<frozen")
-# Characters of a message.
-_SHOWN = 500
+_MESSAGE_CHARACTERS = 500
 
 
 def settings_of(
@@ -253,7 +252,7 @@ def _failure(kind: Kind) -> Function:
 
 def described(error: BaseException) -> str:
     """The type and text of a user's exception."""
-    return f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+    return f"{type(error).__name__}: {str(error)[:_MESSAGE_CHARACTERS]}"
 
 
 def where_raised(error: BaseException) -> str:

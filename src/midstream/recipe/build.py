@@ -85,9 +85,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     # By their tables, so that equal ones are one object.
     _rewards: dict[str, Reward] = field(default_factory=dict)
     _sources: dict[str, TaskSource] = field(default_factory=dict)
-    # Of those that are scored.
+    # Of those that are scored; `try_rewards` has one to try.
     first_task: Task | None = None
-    # What the build closes at its end.
+    # Closed with the build, the newest first.
     opened: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
