@@ -40,7 +40,7 @@ _HANDED_OVER = "python"
 PATHS = frozenset("path file prompt_file index lessons start adapter cwd filter votes files".split())
 _OWN_PATH = re.compile(r"lessons|(?:\w+_)?(?:path|file)")
 TRUST = "MIDSTREAM_TRUST"
-# By reference: an object of a notebook has no file from which `load` could import it.
+# The objects that this process handed over, by reference: `load` cannot import what no file holds.
 _live: dict[str, object] = {}
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
