@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from midstream.core.errors import MidstreamError, RecipeError, UsageError
 from midstream.core.terminal import Terminal
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.draw import show
 from midstream.runs.files import atomic_write
@@ -125,7 +125,7 @@ class Job:
     @property
     def path(self) -> Path:
         """The file of the result, named after everything that decides it."""
-        key = json.dumps(check(load_recipe(self.recipe, self.overrides)), sort_keys=True)
+        key = json.dumps(resolve(load_recipe(self.recipe, self.overrides)), sort_keys=True)
         return self.root / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 

@@ -26,7 +26,7 @@ from statistics import fmean
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream_extra.study import chosen
 from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, dots, panels
@@ -105,7 +105,7 @@ def require(study: Study, names: Sequence[str]) -> None:
     if "sizes" in names:
         arms += map(study.size_arm, study.config.sizes)
     for arm in arms:
-        check(study.recipe(arm, 0))
+        resolve(study.recipe(arm, 0))
 
 
 def _rows(

@@ -35,7 +35,7 @@ from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.process import event_loop, load_weights
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.rollout import rollout
@@ -146,9 +146,8 @@ class Study:
         supervised: dict[str, Any] = dict(self.config.imitation)
         if arm != "supervised":
             supervised |= {"planner": self.config.stronger, "successes_only": arm == "distilled-successes"}
-        changes: Table = {"training": {"algorithm": "supervised", "supervised": supervised}}
         # Stages are Flow-GRPO's: an imitator draws from all families.
-        return {**changes, "tasks": {"stages": []}} if "stages" in recipe.table()["tasks"] else changes
+        return {"training": {"algorithm": "supervised", "supervised": supervised, "stages": []}}
 
 
 class Cost(Frozen):
@@ -208,7 +207,7 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
         return _read(study.run(arm, seed), condition, study.config.costs, best)
     changed = with_tools(recipe, study, condition)
     chosen = _chosen(changed, condition)
-    key = [check(changed), chosen.model_dump(mode="json"), condition.temperature, condition.before]
+    key = [resolve(changed), chosen.model_dump(mode="json"), condition.temperature, condition.before]
     key += [study.config.costs] if study.config.costs else []
     digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = study.root / "evaluations" / f"{recipe.name}-s{seed}-{digest}.json"

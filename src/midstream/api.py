@@ -363,7 +363,7 @@ def learn_lessons(
         table["lessons"] = merge({**usual, **table.get("lessons", {})}, drawn)
         table["evaluation"]["validation"] = _validation_set(tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
-    return _learned(table, "lessons", chosen, out, options)
+    return _learned(agent, table, "lessons", chosen, out, options)
 
 
 @allow_event_loop
@@ -425,7 +425,7 @@ def train(
         "group_size": group_size,
         "learning_rate": learning_rate,
     }
-    return _learned(table, "training", chosen, out, options, exist_ok=exist_ok)
+    return _learned(agent, table, "training", chosen, out, options, exist_ok=exist_ok)
 
 
 def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
@@ -465,6 +465,7 @@ def _validation_set(tasks: Tasks, learned: Tasks) -> Table:
 
 
 def _learned(
+    agent: AnyAgent,
     table: Table,
     section: str,
     chosen: Mapping[str, float | None],
@@ -473,10 +474,12 @@ def _learned(
     *,
     exist_ok: bool = True,
 ) -> Run:
-    """The run of the table, with what was chosen in its section."""
+    """The run of the agent's table, with what was chosen in its section."""
     if values := {key: value for key, value in chosen.items() if value is not None}:
         table = merge(table, {section: values})
-    recipe = changed_recipe(table, **changes_in(LearningChanges, options))
+    # A command has parsed its recipe, which is parsed again only where an argument changes it.
+    source = agent if isinstance(agent, Recipe) and table == agent.table() else table
+    recipe = changed_recipe(source, **changes_in(LearningChanges, options))
     root = Path(out) if out else new_root(f"{recipe.name}-s{recipe.seed}")
     return _work_in(root, _begun(root, recipe) if exist_ok else None, recipe, options)
 

@@ -221,9 +221,9 @@ def test_an_evaluation_says_how_its_policy_called_and_what_its_score_is_made_of(
 
 
 def test_a_stage_is_a_number_and_a_schedule_of_a_tool_a_probability():
-    staged = steps(schedules={"tasks.stages": 3.0, "tools.search.fails": 0.25})
+    staged = steps(schedules={"training.stages": 3.0, "tools.search.fails": 0.25})
     assert [chart["title"] for chart in found(schedules(staged), "chart")] == [
-        "tasks.stages 3",
+        "training.stages 3",
         "tools.search.fails 25.0%",
     ]
     assert schedules(steps()) is None

@@ -23,7 +23,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory, Usage
 from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.judge import FILE, Judge, JudgeConfig, JudgeVerdict, VerdictFile, read_verdict
@@ -360,7 +360,7 @@ class _Answers:
 def test_settings_that_cannot_work_are_refused_before_anything_starts(override, code, value):
     local = ("gazetteer-prompted", ('reward={type="judge", engine="judge"}', override))
     with pytest.raises(RecipeError, check=coded(code, value)):
-        check(load_recipe(*local) if override.startswith("engines") else recipe(override))
+        resolve(load_recipe(*local) if override.startswith("engines") else recipe(override))
 
 
 @pytest.mark.parametrize(
@@ -376,14 +376,14 @@ def test_the_trained_engine_judges_nobody(where):
     }
     served = 'engines.policy={type="openai_compatible", model="m", base_url="http://127.0.0.1:9/v1"}'
     with pytest.raises(RecipeError, check=coded("setting-conflict", f"{where}.engine = 'policy'")) as caught:
-        check(load_recipe("flow-grpo-tiny", (served, changes[where])))
+        resolve(load_recipe("flow-grpo-tiny", (served, changes[where])))
     assert "table of its own" in str(caught.value)
 
 
 def test_every_rule_can_go_with_a_judge():
     assert "per_task" not in rules()
     for rule in ("per_task", "", *rules()):
-        assert check(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule
+        assert resolve(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule
 
 
 # --- the cache of verdicts -------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class SessionAgent(RecordedAgent):
 
 def gateway_of(context: Context | None) -> Gateway:
     """The gateway of a build; without one, as where a recipe is checked, one that is never started."""
-    gateway = Gateway(ServeConfig()) if context is None else context.gateway
+    gateway = Gateway(ServeConfig()) if context is None else context.build.gateway
     assert isinstance(gateway, Gateway)
     return gateway
 

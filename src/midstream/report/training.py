@@ -224,9 +224,9 @@ def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
     for step in metrics:
         for name, value in step.schedules.items():
             found.setdefault(name, []).append((step.step, value))
-    stage = found.pop("tasks.stages", [])
+    stage = found.pop("training.stages", [])
     curves = [curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()]
-    return charts(curve("tasks.stages", "the stage", stage, 4) if stage else None, *curves)
+    return charts(curve("training.stages", "the stage", stage, 4) if stage else None, *curves)
 
 
 def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
