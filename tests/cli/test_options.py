@@ -140,7 +140,7 @@ def test_a_dry_run_as_json_is_one_object(command, capsys, tmp_path: Path, monkey
 def test_a_recipe_is_parsed_once(monkeypatch, tmp_path: Path):
     parsed = []
     monkeypatch.setattr(overrides, "parse_recipe", lambda table: parsed.append(table) or parse_recipe(table))
-    monkeypatch.setattr(api, "_learn_in", lambda root, run, recipe, options: recipe)
+    monkeypatch.setattr(api, "_work_in", lambda root, run, recipe, options: recipe)
     chosen = changed_recipe("flow-grpo-tiny", seed=3)
     assert api.train(chosen, out=tmp_path / "run") is chosen
     assert api.train(chosen, out=tmp_path / "run", steps=7).training.steps == 7

@@ -25,7 +25,7 @@ from midstream.core.text import shorten
 from midstream.core.version import __version__
 from midstream.runs.files import damaged, read_file
 
-RUN_FORMAT = 5
+RUN_FORMAT = 6
 """The version of the run directory's layout and records; raised by any change that older code would misread."""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
