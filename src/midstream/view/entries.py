@@ -7,9 +7,7 @@ import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 
 from midstream.core.errors import RunError, UsageError
 from midstream.report.blocks import Block
@@ -46,11 +44,6 @@ class Filter:
                 fix="a number such as 1 or <0.5, or none",
             )
 
-    @property
-    def reads(self) -> bool:
-        """Whether it needs more than the index."""
-        return bool(self.tool or self.error or self.text)
-
     def takes(self, entry: Entry) -> bool:
         """Whether the index lets the trajectory pass."""
         if self.status and entry.status != self.status:
@@ -83,49 +76,35 @@ def entries(
 ) -> tuple[list[Block], int | None, int]:
     """At most `limit` entries from the place `start` on, where to continue (None: at the end), and how many were seen.
 
-    After about so many seconds it ends early, and shows of an entry only what the index says.
+    After about so many seconds of reading it ends early.
     """
-    until = time.monotonic() + seconds
-    passing = (place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry))
+    places = [place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry)]
     found: list[Block] = []
-    if not wanted.reads:
-        places = list(islice(passing, None if limit is None else limit + 1))
-        following = places.pop() if limit is not None and len(places) > limit else None
-        found = [_entry(place, part.entries[place]) for place in places]
-        with suppress(RunError):  # the index is enough
-            for shown, record in zip(found, records(part, places), strict=True):
-                shown |= _said(record)
-                if time.monotonic() > until:
-                    break
-        return found, following, (len(part.entries) if following is None else following) - start
-    places = list(passing)
-    following, at = None, 0
+    following, until = None, math.inf
     try:
-        for at, record in enumerate(records(part, places)):
-            if len(found) == limit or (at and time.monotonic() > until):
-                following = places[at]
+        for place, record in zip(places, records(part, places), strict=True):
+            if len(found) == limit or time.monotonic() > until:
+                following = place
                 break
+            # The clock starts here, since the first record may be deep in its file.
+            until = min(until, time.monotonic() + seconds)
             if wanted.finds(record):
-                found.append(_entry(places[at], part.entries[places[at]]) | _said(record))
+                found.append(_entry(place, part.entries[place], record))
     except RunError as error:
         part.damage = part.damage or error.what
     return found, following, (len(part.entries) if following is None else following) - start
 
 
-def _entry(place: int, entry: Entry) -> Block:
-    return {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
-
-
-def _said(record: Block) -> Block:
-    """Question, answer and number of turns; nothing of a record that could not be read."""
-    if not record:
-        return {}
-    shown = {"question": record.get("question", ""), "answer": record.get("answer")}
-    turns = record.get("turns", ())
-    return {
-        **{name: value[:_LONGEST] if isinstance(value, str) else None for name, value in shown.items()},
-        "turns": len(turns) if isinstance(turns, list) else 0,
-    }
+def _entry(place: int, entry: Entry, record: Block) -> Block:
+    """What the index says, with question, answer and number of turns; these not of a record that cannot be read."""
+    found = {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
+    if record:
+        turns = record.get("turns", ())
+        found["turns"] = len(turns) if isinstance(turns, list) else 0
+        for name in ("question", "answer"):
+            text = record.get(name)
+            found[name] = text[:_LONGEST] if isinstance(text, str) else None
+    return found
 
 
 def _tools(turn: Block) -> list[str]:

@@ -36,7 +36,14 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
     if {key for key in ("part", "id", "lesson") if body.get(key)} not in ({"part", "id"}, {"lesson"}):
         raise FormError("body-invalid", "feedback is on a trajectory, by part and id, or on a lesson", None)
     if part is not None:
-        kept = add_feedback(run.root, {**body, **_texts_of(part, body)})
+        place = next((place for place, entry in enumerate(part.entries) if entry.id == body["id"]), None)
+        if place is None:
+            what = f"{body['part']} has no trajectory {body['id']!r}"
+            raise UsageError(what, code="unknown-name", fix="reload the page: the run may have been rewound")
+        # With the texts of the trajectory a vote is of use without its part.
+        shown = next(iter(entries(part, place, 1)[0]), {})
+        texts = {"question": shown.get("question") or "", "answer": shown.get("answer")}
+        kept = add_feedback(run.root, {**body, "task": part.entries[place].task_id, **texts})
         return {"vote": kept.vote, "note": kept.note}
     lesson = body["lesson"]
     find_lesson(str(run.root), lesson)
@@ -75,13 +82,3 @@ def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
         if vote.by == "person" and vote.run == where:
             found.setdefault(vote.lesson, {"vote": "", "note": ""})["vote"] = _THUMBS[vote.value]
     return found
-
-
-def _texts_of(part: Part, body: Mapping[str, str]) -> dict[str, Any]:
-    """The texts of the trajectory, so that a vote is of use without its part. Raises `UsageError` without it."""
-    for place, entry in enumerate(part.entries):
-        if entry.id == body["id"]:
-            [shown], _, _ = entries(part, place, 1)
-            return {"task": entry.task_id, "question": shown.get("question", ""), "answer": shown.get("answer")}
-    what = f"{body['part']} has no trajectory {body['id']!r}"
-    raise UsageError(what, code="unknown-name", fix="reload the page: the run may have been rewound")
