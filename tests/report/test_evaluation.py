@@ -153,7 +153,7 @@ def test_the_tools_that_are_called_least_share_one_cell():
     text = shown(view([result(tool_use=use)]), width=2000)
     assert "tool15 85 (5%)" in text
     assert "tool16" not in text
-    assert f"4 others {84 + 83 + 82 + 81} (20%)" in text
+    assert "and 4 others" in text
 
 
 def test_an_evaluation_s_page_has_its_numbers():

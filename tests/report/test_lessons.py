@@ -17,7 +17,7 @@ from midstream.lessons.gate import ChangeRecord
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet
 from midstream.lessons.operations import Operation, OperationOutcome
 from midstream.report.draw import chosen, draw
-from midstream.report.lessons import LessonsData, change_cards, curves, lead, learned, lessons_page, text_of
+from midstream.report.lessons import LessonsData, change_cards, curves, lead, lessons_page
 from midstream.report.numbers import short, spent_text, total_fates
 from midstream.runs.budget import BudgetConfig
 from support.evaluations import Trials, evaluated
@@ -204,27 +204,13 @@ def test_a_rejected_deletion_shows_the_lesson_that_stays_and_a_rejected_change_b
     assert [texts(one["blocks"]) for one in found] == ["", "text\nin place of: old\nsoft"]
 
 
-def test_a_lessons_text_is_that_of_before_the_update():
-    def version(number: int, update: int, text: str) -> Version:
-        return Version(number=number, update=update, lesson_set=LessonSet(lessons=(Lesson(id="L1", text=text),)))
-
-    versions = [version(1, 1, "first"), version(2, 2, "second")]
-    assert [text_of(versions, step, "L1") for step in (1, 2, 3)] == ["first", "first", "second"]
-    assert text_of(versions, 3, "L9") == ""
-
-
-def test_a_lesson_of_another_run_is_not_taken_for_one_learned_here():
-    brought = Lesson(id="L1", text="from elsewhere", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
-    mine = Lesson(id="L2", text="learned here", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
-    edited = mine.model_copy(update={"text": "by a person"})
-    start = Version(number=1, by="start", lesson_set=LessonSet(lessons=(brought,)))
-    after = Version(number=2, by="learning", update=1, lesson_set=LessonSet(lessons=(brought, mine)))
-    edit = Version(number=3, by="edit", lesson_set=LessonSet(lessons=(brought, edited)))
-    back = Version(number=4, by="rollback", lesson_set=after.lesson_set)
-    assert learned([start]) == []
-    assert learned([start, after]) == [mine]
-    assert learned([start, after, edit]) == []
-    assert learned([start, after, edit, back]) == [mine]
+def test_a_lesson_that_a_person_edited_keeps_its_rollouts():
+    mine = Lesson(id="L1", text="learned here", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
+    start = Version(number=1, by="start", lesson_set=LessonSet())
+    after = Version(number=2, by="learning", update=1, lesson_set=LessonSet(lessons=(mine,)))
+    edited = LessonSet(lessons=(mine.model_copy(update={"text": "by a person"}),))
+    said = texts(page(view(versions=[start, after, Version(number=3, by="edit", lesson_set=edited)])))
+    assert "Its rollouts: t1#0" in said
 
 
 def test_pending_changes_are_counted_once():

@@ -51,7 +51,7 @@ def test_the_page_has_the_numbers_of_the_run():
 
 def test_every_chart_says_in_words_what_it_shows():
     charts = found(page(), "chart")
-    assert len(charts) == 16
+    assert len(charts) == 11
     assert all(chart["summary"] for chart in charts)
     (held_out,) = found(page(), "chart", "Held-out success")
     assert held_out["summary"] == "greedy: 32.6% at step 0, 70.6% at step 300"

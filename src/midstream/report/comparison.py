@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -79,8 +80,16 @@ class Comparison:
         notes = [f"not compared: {error.what}" + f" ({error.cause})" * bool(error.cause) for error in self.refused]
         for compared in self.runs:
             notes += _unfinished(compared, self.letters[compared.name])
+        a = self.letters[first.name]
         for other in others:
-            notes += _differences(self.letters, first, other)
+            b = self.letters[other.name]
+            for has, lacks, letter, other_letter in ((first, other, a, b), (other, first, b, a)):
+                alone = [" ".join(key) for key in has.results if key not in lacks.results]
+                notes += [f"{letter} has {', '.join(alone)}, {other_letter} has not"] if alone else []
+            for key, result in first.results.items():
+                if key in other.results and (ours := result.trials) != (theirs := other.results[key].trials):
+                    notes.append(f"{' '.join(key)}: {counted(ours, 'trial')} a task in {a}, {theirs} in {b}")
+            notes += _setting_notes(first, other, f"settings that differ ({a} | {b}):")
         return notes
 
     @property
@@ -316,43 +325,21 @@ def _unfinished(compared: ComparedRun, called: str) -> list[str]:
 
 
 def _setting_notes(first: ComparedRun, other: ComparedRun, title: str) -> list[str]:
-    """A title and the settings in which two runs differ, but for the seed; [] for none."""
-    ours, theirs = _comparable(first.run.info().resolved, other.run.info().resolved)
-    differing = [line for line in differing_settings(ours, theirs) if not line.startswith("seed: ")]
+    """A title and the settings in which two runs differ; [] for none.
+
+    Left out is what changes no result, and what only one of them can have: lessons, the modules of another agent.
+    """
+    ours, theirs = (compared.run.info().resolved for compared in (first, other))
+    ignored = ["seed:", "evaluation.validation"]
+    if ("lessons" in ours) != ("lessons" in theirs):
+        ignored.append("lessons")
+    differing = [line for line in differing_settings(ours, theirs) if not line.startswith(tuple(ignored))]
+    agents: list[Any] = [side.get("agent", {}).get("type") for side in (ours, theirs)]
+    if agents[0] != agents[1]:
+        differing = [line for line in differing if not re.match(r"agent\.\w+\.", line)]
     more = len(differing) - _SETTINGS_SHOWN
     lines = [f"  {line}" for line in differing[:_SETTINGS_SHOWN]] + [f"  and {more} more"] * (more > 0)
     return [title, *lines] if lines else []
-
-
-def _differences(letters: Mapping[str, str], first: ComparedRun, other: ComparedRun) -> list[str]:
-    """What the two do not share: sets, trials, settings of their recipes."""
-    a, b = letters[first.name], letters[other.name]
-    notes = []
-    for has, lacks, letter, other_letter in ((first, other, a, b), (other, first, b, a)):
-        alone = [" ".join(key) for key in has.results if key not in lacks.results]
-        notes += [f"{letter} has {', '.join(alone)}, {other_letter} has not"] if alone else []
-    for key, result in first.results.items():
-        if key in other.results and (ours := result.trials) != (theirs := other.results[key].trials):
-            notes.append(f"{' '.join(key)}: {counted(ours, 'trial')} a task in {a}, {theirs} in {b}")
-    return notes + _setting_notes(first, other, f"settings that differ ({a} | {b}):")
-
-
-def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Two recipes without what changes no result, or what only one of them can have.
-
-    These are the validation set, [lessons], and the modules of agents of two kinds.
-    """
-    ours, theirs = (
-        {**side, "evaluation": {key: value for key, value in side.get("evaluation", {}).items() if key != "validation"}}
-        for side in (ours, theirs)
-    )
-    if ("lessons" in ours) != ("lessons" in theirs):
-        ours, theirs = ({key: value for key, value in side.items() if key != "lessons"} for side in (ours, theirs))
-    agents = [side.get("agent", {}) for side in (ours, theirs)]
-    if agents[0].get("type") != agents[1].get("type"):
-        loops = [{key: value for key, value in agent.items() if not isinstance(value, Mapping)} for agent in agents]
-        ours, theirs = {**ours, "agent": loops[0]}, {**theirs, "agent": loops[1]}
-    return ours, theirs
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

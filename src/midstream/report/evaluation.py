@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.core.metrics import EvaluationResult
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, shift, text
-from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
+from midstream.report.numbers import change, counted, dollars, mean, number, percent, shorten, troubles
 from midstream.report.trajectory import outcome_words, stopped
 from midstream.runs import RunDirectory
 from midstream.runs.segments import Segment, result_name
@@ -45,11 +45,6 @@ def is_greedy(result: EvaluationResult) -> bool:
 def _pick(results: Iterable[EvaluationResult], kind: str) -> list[EvaluationResult]:
     """The "greedy" results, or the "sampled" ones."""
     return [result for result in results if is_greedy(result) == (kind == "greedy")]
-
-
-def families(results: Iterable[EvaluationResult]) -> list[str]:
-    """Every family named, in order of first appearance."""
-    return list(dict.fromkeys(name for result in results for name in result.by_family))
 
 
 def success(results: Sequence[EvaluationResult], family: str | None = None) -> float | None:
@@ -226,10 +221,8 @@ def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
         weight = {name: (-use.calls.get(name, 0), -use.share.get(name, 0.0), name) for name in {*use.calls, *use.share}}
         names = sorted(weight, key=lambda name: weight[name])
         shown = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names[:_MOST_TOOLS]]
-        if rest := names[_MOST_TOOLS:]:
-            calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
-            shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
-        rows.append([_named(result, results), ", ".join(shown) or "-"])
+        more = [f"and {counted(len(names) - _MOST_TOOLS, 'other')}"] if len(names) > _MOST_TOOLS else []
+        rows.append([_named(result, results), ", ".join([*shown, *more]) or "-"])
     return blocks.table("Calls by tool", ("set", "calls (share of turns)"), rows, left=2)
 
 
@@ -288,8 +281,10 @@ def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
         if result.errors:
             notes.append(("errors", f"{name}: {loss(result)}"))
             notes += [("", f"{count:,} x {shorten(reason, 160)}") for reason, count in result.error_reasons.items()]
-        if met := limits_met(result.stop_reasons, result.tasks * result.trials):
-            notes.append(("limits", f"{name}: {met}"))
+        if met := {reason: result.stop_reasons[reason] for reason in OUTER_LIMITS if reason in result.stop_reasons}:
+            parts = ", ".join(f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items())
+            runs = counted(result.tasks * result.trials, "run")
+            notes.append(("limits", f"{name}: {sum(met.values()):,} of {runs} ended by a limit ({parts})"))
         if result.leaks:
             words = f"{counted(result.leaks, 'run')} with a search that repeats the question almost word for word"
             notes.append(("leaks", f"{name}: {words}"))
@@ -323,7 +318,7 @@ def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
     kinds = [kind for kind, _, _ in comparison.by_kind()]
     names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
     rows: list[list[Cell]] = []
-    for family in (*families(both), None):  # None: all tasks
+    for family in (*dict.fromkeys(name for result in both for name in result.by_family), None):  # None: all tasks
         sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
         tasks = max((each.tasks for each in sets), default=0)
         cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]

@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
@@ -27,7 +28,6 @@ from midstream.report.numbers import (
     counted,
     counts_text,
     dollars,
-    fates_text,
     gain,
     gains,
     percent,
@@ -134,26 +134,6 @@ def _compared(run: RunDirectory, evaluations: Sequence[EvaluationResult]) -> tup
     return found, notes
 
 
-def learned(versions: Sequence[Version]) -> list[Lesson]:
-    """The newest version's lessons whose text this run learned; the origin of other lessons is another run."""
-    here: set[tuple[str, str]] = set()
-    before: set[tuple[str, str]] = set()
-    for version in versions:
-        now = {(lesson.id, lesson.text) for lesson in version.lesson_set.lessons}
-        if version.by == "learning":
-            here |= now - before
-        before = now
-    newest = versions[-1].lesson_set.lessons if versions else ()
-    return [lesson for lesson in newest if (lesson.id, lesson.text) in here]
-
-
-def text_of(versions: Sequence[Version], update: int, lesson: str) -> str:
-    """A lesson's text before an update, or else in the first version that has it; "" if none has."""
-    earlier = [version for version in versions if version.update < update]
-    found = (version.lesson_set.find(lesson) for version in (*reversed(earlier), *versions))
-    return next((lesson.text for lesson in found if lesson is not None), "")
-
-
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +158,7 @@ def lead(data: LessonsData) -> str:
     if data.updates:
         planned = counted(data.updates_planned, "update")
         made = planned if len(data.updates) == data.updates_planned else f"{len(data.updates)} of {planned}"
-        found = fates_text(total_fates([record.event.fates for record in data.updates]))
+        found = counts_text(total_fates([record.event.fates for record in data.updates])) or "no change"
         sentences = [
             f"The run made {made} of its lesson set and never changed the model.",
             f"It learned from {data.learned_from}.",
@@ -319,11 +299,13 @@ def lessons(data: LessonsData) -> list[Block | None]:
     if any(lesson.effect for lesson in lesson_set.lessons):
         words += " An effect is the change of the mean reward in points, with its 95% interval; "
         words += "helped and harmed count pairs of rollouts."
-    here = {lesson.id for lesson in learned(data.versions)}
-    cards = [
-        lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=lesson.id in here)], vote=True)
-        for lesson in by_effect(lesson_set.lessons)
-    ]
+    # Lessons that the run started with come from rollouts of another run.
+    start = data.versions[0].lesson_set if data.versions[0].by == "start" else LessonSet()
+    brought = [(lesson.id, lesson.origin) for lesson in start.lessons]
+    cards = []
+    for lesson in by_effect(lesson_set.lessons):
+        here = (lesson.id, lesson.origin) not in brought
+        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here)], vote=True))
     more = cards[_CARDS_SHOWN:]
     return [
         text(words, "soft"),
@@ -334,7 +316,7 @@ def lessons(data: LessonsData) -> list[Block | None]:
 
 
 def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
-    """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it learned it (`here`)."""
+    """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it is learned `here`."""
     origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
         return None
@@ -352,12 +334,15 @@ def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
     """What became of each change of an update, with its old text if it had one; effects are on one scale."""
     span = span_of((change.effect.mean, change.effect.interval) for change in record.changes if change.effect)
+    earlier = list(takewhile(lambda version: version.update < record.step, data.versions))
+    before = earlier[-1].lesson_set if earlier else LessonSet()
     tried = [(each.operation, f"refused: {each.refused}", None) for each in record.proposed if each.refused]
     words = {"accepted": "" if record.tests else " without a test", "pending": ": it is tried again"}
     tried += [(each.operation, each.fate + words.get(each.fate, ""), each.effect) for each in record.changes]
     found = []
     for operation, fate, effect in tried:
-        old = text_of(data.versions, record.step, operation.id) if operation.kind != "add" else ""
+        lesson = before.find(operation.id) if operation.kind != "add" else None
+        old = lesson.text if lesson else ""
         found.append(
             blocks.card(
                 f"{operation.kind} {operation.id}".strip(),
@@ -442,17 +427,13 @@ def gate_tests(tests: Sequence[tuple[UpdateRecord, Test]]) -> Block | None:
 
 def update_fold(data: LessonsData, record: UpdateRecord) -> Block | None:
     """All that was proposed, tested and left out in an update."""
-    kept = sum(outcome.operation.kind == "keep" for outcome in record.proposed)
     facts = [
-        ("Effort", f"{record.turns_mean:.2f} turns a rollout, {percent(record.tool_use.error_rate)} of turns in error"),
-        ("Asked to keep", counted(kept, "lesson") if kept else ""),
-        ("Compared", f"on {counted(record.bisect_pairs, 'pair')} of random halves" if record.bisect_pairs else ""),
         *(("Failed", f"{id}: {shorten(why.partition(chr(10))[0], 200)}") for id, why in record.failed.items()),
         *(("Left out", f"{task}: {why}") for task, why in record.broken.items()),
         *(("Unreadable", reply) for reply in record.unreadable),
     ]
     return blocks.fold(
-        f"Update {record.step}: {record.event.proposed} proposed, {fates_text(record.event.fates)}, "
+        f"Update {record.step}: {record.event.proposed} proposed, {counts_text(record.event.fates) or 'no change'}, "
         f"{counted(record.lessons, 'lesson')} after it (version {record.version})",
         blocks.facts(facts),
         gate_tests([(record, test) for test in record.tests]),

@@ -28,10 +28,8 @@ from midstream.report.numbers import (
     counts_text,
     dollars,
     duration,
-    fates_text,
     number,
     percent,
-    sharing,
     sparkline,
     spent_text,
     summed,
@@ -153,8 +151,10 @@ class Progress:
             "reward": f"{metrics.reward_mean:.3f}",
             "tool errors": percent(metrics.tool_use.error_rate),
             "turns": f"{metrics.turns_mean:.2f}",
-            "speed": ", ".join([f"{number(event.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]),
+            "speed": f"{number(event.timing.tokens_per_s)} tokens/s",
         }
+        if metrics.sharing:
+            facts["speed"] += f", {metrics.sharing:.1f} tokens for each unique one"
         met = Counter(
             lost=metrics.trajectories_error, failures=metrics.request_failures, repaired=metrics.replies_repaired
         )
@@ -168,14 +168,14 @@ class Progress:
         self._updates.append(event)
         facts = {
             "reward": f"{event.reward_mean:.3f}",
-            "changes": fates_text(event.fates),
+            "changes": counts_text(event.fates) or "none",
             "lessons": f"{event.lessons:,}",
             "spent": spent_text(event.spent, self._limits),
             "left out": counts_text(event.left_out),
         }
         self.facts |= facts
         self.facts["reward"] = self._curve(event.reward_mean)
-        self.facts["changes"] = fates_text(total_fates([update.fates for update in self._updates]))
+        self.facts["changes"] = counts_text(total_fates([update.fates for update in self._updates])) or "none"
         self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
         if event.update <= self.done:
             return ""  # of an earlier session

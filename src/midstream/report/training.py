@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
@@ -14,7 +14,6 @@ from midstream.report.evaluation import (
     before_and_after,
     comparisons,
     curves,
-    families,
     is_greedy,
     success,
     where,
@@ -47,10 +46,10 @@ def training_page(
         ("summary", "At a glance", [blocks.tiles(tiles(timings, evaluations))]),
         ("results", "Results", results_of(evaluations)),
         ("evaluations", "All evaluations", all_evaluations(evaluations)),
-        ("curves", "Training curves", [progress(metrics, evaluations), families_by_step(evaluations), parts(metrics)]),
+        ("curves", "Training curves", [progress(metrics, evaluations), parts(metrics)]),
         ("tools", "Use of tools", [tools(metrics), schedules(metrics), *streams(metrics)]),
         ("update", "The policy update", [update(metrics, timings), *warnings]),
-        ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
+        ("counts", "What was counted and left out", [counts(metrics)]),
     ]
 
 
@@ -156,11 +155,12 @@ def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationRes
 
 def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
-    found = [
-        (kind, results[0].set_name, _by_step(results))
-        for kind in ("greedy", "sampled")
-        for results in curves(evaluations, kind).values()
-    ]
+    found: list[tuple[str, str, list[Point]]] = []
+    for kind in ("greedy", "sampled"):
+        for results in curves(evaluations, kind).values():
+            steps = dict.fromkeys(result.step or 0 for result in results)
+            points = [(step, success([each for each in results if each.step == step]) or 0.0) for step in steps]
+            found.append((kind, results[0].set_name, points))
     least = min(3, max((len(points) for _, _, points in found), default=0))
     found = [each for each in found if len(each[2]) >= least]
     several = len({set_name for _, set_name, _ in found}) > 1
@@ -168,28 +168,6 @@ def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
         line(f"{set_name} {kind}" if several else kind, points, place % blocks.COLORS + 1)
         for place, (kind, set_name, points) in enumerate(found)
     ]
-
-
-def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> list[Point]:
-    """Success at each step, of one family or of all, averaged over the seeds evaluated there."""
-    by_step: dict[int, list[EvaluationResult]] = {}
-    for result in results:
-        by_step.setdefault(result.step or 0, []).append(result)
-    return [(step, value) for step, found in by_step.items() if (value := success(found, family)) is not None]
-
-
-def families_by_step(evaluations: Sequence[EvaluationResult]) -> Block | None:
-    """Success of each family by step, of the set evaluated most often; of several, the largest."""
-    by_set = curves(evaluations, "greedy") or curves(evaluations, "sampled")
-    found = max(by_set.values(), key=lambda results: (len(results), results[0].tasks), default=[])
-    if not found or found[0].step == found[-1].step:
-        return None
-    shown = []
-    for family in families(found):
-        points = _by_step(found, family)
-        note = f"{percent(points[0][1])} → {percent(points[-1][1])}"
-        shown.append(chart(family, note, [line(family, points)], size="tiny"))
-    return blocks.fold(f"By family on {found[0].set_name}, {found[0].sampling}", charts(*shown))
 
 
 def tools(metrics: Sequence[StepMetrics]) -> Block | None:
@@ -281,30 +259,28 @@ def parts(metrics: Sequence[StepMetrics]) -> Block | None:
     return blocks.fold("Parts of the reward", charts(*found))
 
 
-def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
+def counts(metrics: Sequence[StepMetrics]) -> Block | None:
     """What went into training and what did not, each with its meaning."""
 
-    def total(name: str, of: Sequence[StepMetrics] | Sequence[EvaluationResult] = metrics) -> int:
-        return sum(getattr(record, name) for record in of)
+    def total(name: str) -> int:
+        return sum(getattr(step, name) for step in metrics)
+
+    def sums(name: str) -> Iterable[tuple[str, int]]:
+        return summed(getattr(step, name) for step in metrics).items()
 
     lost = "an endpoint, tool or sandbox failed; never a reward of 0"
-    sums = (summed(getattr(step, name) for step in metrics) for name in ("samples_left_out", "limits", "rows_split"))
-    left_out, limits, split = sums
     rows = [
         ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
         ("Trajectories lost to errors", total("trajectories_error"), lost),
         ("Trajectories run again", total("trajectories_retried"), "broke down at least once before they ended"),
-        *(("Trajectories ended by a limit", count, reason.replace("_", " ")) for reason, count in limits.items()),
+        *(("Trajectories ended by a limit", count, reason.replace("_", " ")) for reason, count in sums("limits")),
         ("Request failures", total("request_failures"), "attempts of single requests, tried again"),
         ("Replies repaired", total("replies_repaired"), "not JSON until they were repaired"),
         ("Groups", total("groups"), "all runs of one task at one step"),
         ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
         ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
-        *(("Rows split from a conversation", count, reason) for reason, count in split.items()),
-        *(("Samples left out", count, reason) for reason, count in left_out.items()),
-        ("Evaluation tasks without a result", total("errors", evaluations), "counted as wrong"),
-        ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
-        ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
+        *(("Rows split from a conversation", count, reason) for reason, count in sums("rows_split")),
+        *(("Samples left out", count, reason) for reason, count in sums("samples_left_out")),
     ]
     return blocks.counts("Sums over all steps.", rows)
