@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
+from midstream.core.sequences import Split, joined, splits, trainable
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from support.sessions import call, sessions
-from support.tries import prefixes
 
 SYSTEM, USER = Message(role="system", content="Be brief."), Message(role="user", content="How high?")
 TOOL, MORE = Message(role="tool", content="105"), Message(role="user", content="And 7 more?")
@@ -88,11 +87,6 @@ def test_splits_are_the_rows_that_begin_with_tokens_of_an_earlier_call(session):
         assert delivered[split.call].prompt_ids[split.shared :][: len(split.ours)] == split.ours
         assert whole[split.shared :][: len(split.theirs)] == split.theirs
         assert split.ours[:1] != split.theirs[:1] or not (split.ours and split.theirs)
-
-
-@given(sessions())
-def test_distinct_tokens_are_the_nodes_of_a_trie(session):
-    assert distinct_tokens(session) == len(prefixes([one.prompt_ids + one.completion_ids for one in session]))
 
 
 def test_two_conversations_at_once_are_two_rows():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from midstream.core.metrics import Spent
 from midstream.core.terminal import Terminal
+from midstream.core.text import visible
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.lessons.commit import UpdateRecord, Version
 from midstream.lessons.gate import ChangeRecord
@@ -171,9 +172,9 @@ def test_hostile_texts_stay_text(text, module, why):
     )
     whole = page(with_lesson(lesson, updates=[record]))
     (card,) = found(whole, "cards")[0]["cards"]
-    assert (card["id"], card["text"]) == ("L1", lesson.text)
+    assert (card["id"], card["text"]) == ("L1", visible(lesson.text))
     (facts, *_) = found(whole, "facts")
-    assert ["Left out", f"{text}: {why}"] in facts["facts"]
+    assert ["Left out", visible(f"{text}: {why}")] in facts["facts"]
 
 
 # --- records ---

@@ -22,8 +22,12 @@ def test_visible_text_is_printable_and_encodable(text):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.004, "0.00s"), (0.26, "0.3s"), (9.96, "10s"), (59.7, "1m 00s"), (723, "12m 03s"), (7500, "2h 05m"), (math.inf, "-")]
-)
+    ("seconds", "shown"),
+    [
+        (0.004, "0.00s"), (0.26, "0.3s"), (9.96, "10s"), (59.7, "1m 00s"), (723, "12m 03s"), (7500, "2h 05m"),
+        (math.inf, "-"),
+    ],
+)  # fmt: skip
 def test_duration(seconds, shown):
     assert numbers.duration(seconds) == shown
 

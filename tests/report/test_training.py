@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StreamMetrics
 from midstream.core.terminal import Terminal
+from midstream.core.text import visible
 from midstream.report import blocks
 from midstream.report.draw import chosen, draw
 from midstream.report.evaluation import evaluation_page
@@ -157,7 +158,7 @@ def test_failed_requests_are_counted():
 @given(st.text(st.characters(codec=None), max_size=30))
 def test_any_text_is_kept_as_it_is(text):
     whole = page(metrics(2), [evaluation(0.5, 3, policy=text).model_copy(update={"set_name": text})])
-    assert text in json.loads(json.dumps(found(whole, "table", "Success (95%")[0]["rows"][0]["cells"]))
+    assert visible(text) in json.loads(json.dumps(found(whole, "table", "Success (95%")[0]["rows"][0]["cells"]))
 
 
 MEASURED = StreamMetrics(

@@ -23,7 +23,6 @@ from midstream.report.trajectory import (
     outcome_words,
     output_row,
     reply_rows,
-    sequence_words,
     stream_rows,
     template_of,
     trajectory_blocks,
@@ -31,7 +30,6 @@ from midstream.report.trajectory import (
 )
 from support.fake_run import broken, malformed, solved
 from support.pages import texts
-from support.sessions import call as sampled
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 
@@ -253,25 +251,3 @@ def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
     assert "\x1b" not in text
     assert "[bold]" in text
     assert "\x1b" not in texts(side_by_side([("x", one)], MATH))
-
-
-def test_rows_and_splits_are_shown_of_calls_with_token_ids_alone():
-    calls = [sampled((1, 2), (3, 4)), sampled((7,), (8,), delivered=False), sampled((1, 2, 3, 4, 5), (6,))]
-    calls += [sampled((1, 2, 3, 4, 7), (8,)), sampled((1, 2, 3, 4, 9), (8,))]
-
-    def made(calls):
-        return Trajectory(id="a", task_id="t", closing_calls=tuple(calls))
-
-    assert sequence_words(made(calls)) == [
-        "3 of 4 calls; 22 tokens sent, 10 distinct",
-        "call 4 split from call 3 after 4 tokens: branch (and 1 more)",
-    ]
-    assert sequence_words(made(calls[:2])) == sequence_words(made([Call(role="policy", completion="a")] * 2)) == []
-    judge = [one.model_copy(update={"role": "judge"}) for one in calls[:3]]
-    assert sequence_words(made([*judge, *calls]))[:2] == [
-        "judge: 1 of 2 calls; 10 tokens sent, 6 distinct",
-        "policy: 3 of 4 calls; 22 tokens sent, 10 distinct",
-    ]
-    for text in (shown(made(calls)), texts(side_by_side([("run", made(calls))], None))):
-        assert "10 distinct" in text
-        assert "split from call 3 after 4 tokens" in text

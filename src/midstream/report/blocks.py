@@ -1,8 +1,8 @@
 """What is shown of a run, as plain JSON values: text, facts, tables, charts, lessons, rollouts.
 
 Each kind of run is described once in these blocks. `draw.py` shows them in the terminal, the viewer in the browser. A
-page is `{"title", "lead", "sections": [{"key", "title", "blocks"}]}`. Every text in it is plain text; numbers are
-finite. Each function here returns one kind of block, with all fields that the kind has.
+page is `{"title", "lead", "sections": [{"key", "title", "blocks"}]}`. Every text in it is plain text. Each function
+here returns one kind of block, with all fields that the kind has.
 
 A tone says what a text means: "soft" (less important), "strong", "up" and "down" (a change for the better or worse),
 "bad" (an error), "warn", "name" (of a tool) and "put-in" (written by the environment, not by the policy).
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from midstream.core.text import visible
 from midstream.report.numbers import Point, buckets, gains, number, percent
 
 Block = dict[str, Any]
@@ -27,19 +28,21 @@ BAD = 7  # the color of errors
 
 
 def page(title: str, lead: str, sections: Iterable[Section]) -> Block:
-    """A whole page; sections without a block are left out, and so are numbers that are not finite."""
+    """A whole page, as a safe JSON value; sections without a block are left out."""
     kept = [(key, name, [block for block in blocks if block]) for key, name, blocks in sections]
     shown = [{"key": key, "title": name, "blocks": blocks} for key, name, blocks in kept if blocks]
-    return finite({"title": title, "lead": lead, "sections": shown})
+    return safe({"title": title, "lead": lead, "sections": shown})
 
 
-def finite(value: Any) -> Any:
-    """A JSON value with null for each number that JSON does not have."""
+def safe(value: Any) -> Any:
+    """A JSON value with control characters written out in its texts, and null for each number that JSON lacks."""
+    if isinstance(value, str):
+        return visible(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(entry) for key, entry in value.items()}
-    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {visible(str(key)): safe(entry) for key, entry in value.items()}
+    return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def text(words: str, tone: str = "") -> Block | None:

@@ -24,15 +24,13 @@ from pydantic import JsonValue
 
 from midstream.core import stream as streams
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
-from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
+from midstream.core.sequences import trainable
 from midstream.core.stream import POLICY, Piece
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
-from midstream.core.text import visible
 from midstream.core.trajectory import (
     Action,
     Call,
     Command,
-    ErrorInfo,
     Observation,
     Score,
     StopReason,
@@ -41,7 +39,7 @@ from midstream.core.trajectory import (
     Verdict,
 )
 from midstream.report import blocks
-from midstream.report.blocks import Block
+from midstream.report.blocks import Block, safe
 from midstream.report.numbers import counted, cut, listed, number, shorten, troubles
 
 _VOTE = 40  # characters of an answer among votes
@@ -87,8 +85,8 @@ def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = Fa
         rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
     rows += [row for call in turn.calls for row in trouble_rows(call)]
     if turn.error is not None:
-        label = broken_by(turn.error)
-        rows.append(Row(label, turn.error.line, "warn" if label == "limit" else "bad"))
+        limit = turn.error.type in _LIMITS
+        rows.append(Row("limit" if limit else "broken", turn.error.line, "warn" if limit else "bad"))
     return rows
 
 
@@ -174,36 +172,7 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
         rows.append(Row(f"run {attempt}", f"failed: {error.line}", "warn"))
     if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
         rows.append(Row("requests", trouble, "warn"))
-    for place, line in enumerate(sequence_words(trajectory)):
-        rows.append(Row("" if place else "rows", line))
     return rows
-
-
-def sequence_words(trajectory: Trajectory) -> list[str]:
-    """How the calls with token ids become training rows, and the first split of each kind; of one call nothing.
-
-    Calls are numbered from 1 among all of the trajectory. Modules have rows of their own.
-    """
-    modules: dict[str, dict[int, Call]] = {}
-    for place, call in enumerate(trajectory.calls, 1):
-        if trainable(call):
-            modules.setdefault(call.role, {})[place] = call
-    lines = []
-    for role, numbered in modules.items():
-        numbers, calls = list(numbered), list(numbered.values())
-        if len(calls) < 2:
-            continue
-        sent = sum(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
-        tokens = f"{sent:,} tokens sent, {distinct_tokens(calls):,} distinct"
-        name = f"{role}: " if len(modules) > 1 else ""
-        lines.append(f"{name}{len(joined(calls)):,} of {counted(len(calls), 'call')}; {tokens}")
-        kinds: dict[str, list[Split]] = {}
-        for split in splits(calls):
-            kinds.setdefault(split.why, []).append(split)
-        for why, (first, *more) in kinds.items():
-            place = f"call {numbers[first.call]} split from call {numbers[first.of]} after {first.shared:,} tokens"
-            lines.append(f"{place}: {why}" + (f" (and {len(more):,} more)" if more else ""))
-    return lines
 
 
 def stopped(trajectory: Trajectory) -> str:
@@ -214,11 +183,6 @@ def stopped(trajectory: Trajectory) -> str:
 def stop_words(reason: StopReason) -> str:
     """A stop reason in words."""
     return _REASONS.get(reason, reason.replace("_", " "))
-
-
-def broken_by(error: ErrorInfo) -> str:
-    """What ended a turn: a "limit" of context or time, or else it is "broken"."""
-    return "limit" if error.type in _LIMITS else "broken"
 
 
 WRITTEN, PUT_IN = "▸", "◂"
@@ -402,25 +366,18 @@ def trajectory_document(
             }
         )
         at += len(turn.calls)
+    recorded = ("id", "family", "question", "agent", "gold", "answer", "status", "cost_usd", "duration_s")
     document = {
-        "id": trajectory.id,
+        **{name: getattr(trajectory, name) for name in recorded},
         "place": 0,
         "part": "",
         "task": trajectory.task_id,
-        "family": trajectory.family,
-        "question": trajectory.question,
-        "agent": trajectory.agent,
-        "gold": trajectory.gold,
-        "answer": trajectory.answer,
         "reward": trajectory.reward and trajectory.reward.value,
         "reward_parts": trajectory.reward.parts if trajectory.reward else {},
         "feedback": trajectory.reward.feedback if trajectory.reward else "",
         "advantage": None,
-        "status": trajectory.status,
         "stop": stop_words(trajectory.stop_reason),
         "error": "" if error is None else error.message if error.foreign else error.text,
-        "cost_usd": trajectory.cost_usd,
-        "duration_s": trajectory.duration_s,
         "prompt_tokens": sum(call["prompt_tokens"] for call in calls),
         "completion_tokens": sum(call["completion_tokens"] for call in calls),
         "opening": rows_document(opening_rows(trajectory)),
@@ -481,12 +438,3 @@ def brief(turn: Turn) -> dict[str, str]:
         tool = action.tool or (command.tool if command else "")
         failed |= bool(command and command.error) or bool(observation and observation.status == "error")
     return {"tool": tool, "brief": cut(" ".join(text.split()), _BRIEF), "tone": "bad" * failed}
-
-
-def safe(value: Any) -> Any:
-    """A JSON value with control characters written out in each text."""
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, dict):
-        return {visible(str(key)): safe(entry) for key, entry in value.items()}
-    return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.trajectory import Trajectory
-from midstream.report.blocks import Block
+from midstream.report.blocks import Block, safe
 from midstream.report.comparison import compare, comparison_page
 from midstream.report.evaluation import where
 from midstream.report.run import run_page
-from midstream.report.trajectory import brief, safe, stop_words, template_of, trajectory_document
+from midstream.report.trajectory import brief, stop_words, template_of, trajectory_document
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
 from midstream.runs.journal import skip_damage
@@ -241,7 +241,7 @@ def _comparison(first: RunDirectory, second: RunDirectory) -> Block:
 
 def _overview(run: RunDirectory) -> Block:
     """The page of a run, with what people said of its lessons in their cards."""
-    page = safe(run_page(run))
+    page = run_page(run)
     voted = [card for section in page["sections"] for card in _cards(section["blocks"]) if card["vote"]]
     given = given_on_lessons(run) if voted else {}
     for card in voted:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.report.blocks import Block
+from midstream.report.blocks import Block, safe
 from midstream.report.evaluation import comparisons
 from midstream.report.numbers import buckets
-from midstream.report.trajectory import safe
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import NAME
 from midstream.runs.journal import skip_damage
