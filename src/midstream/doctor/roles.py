@@ -31,7 +31,6 @@ from midstream.rollout import run_concurrently
 
 _CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
 _CASE_LIMIT_S = 600.0
-_SUMMED = ("prompt_tokens", "completion_tokens", "retries", "repaired", "cut_off")  # of a role's cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +178,6 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         said=said,
         wanted=wanted,
         seconds=tuple(end - start for start, end in pairwise(times)),
-        prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
-        completion_tokens=sum(call.usage.completion_tokens for call in calls),
         retries=sum(len(call.failures) for call in calls),
         repaired=sum(call.repaired for call in calls),
         cut_off=sum(call.finish_reason == "length" for call in calls),
@@ -190,7 +187,6 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
 
 def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
     seconds = [duration_s for case in cases for duration_s in case.seconds]
-    summed: dict[str, Any] = {name: sum(getattr(case, name) for case in cases) for name in _SUMMED}
     rates = rates_of(cases)
     return RoleResult(
         role=role.name,
@@ -202,5 +198,4 @@ def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
         asks=len(seconds),
         median_s=statistics.median(seconds) if seconds else None,
         cases=tuple(cases),
-        **summed,
     )
