@@ -38,7 +38,7 @@ def with_lesson(lesson: Lesson, **changes: Any) -> LessonsData:
 def test_the_page_has_the_numbers_of_the_run():
     run = made_up(4)
     whole = page(view(run))
-    assert keys(whole) == ["summary", "results", "lessons", "curves", "updates", "cost", "counts"]
+    assert keys(whole) == ["summary", "results", "lessons", "curves", "updates", "cost"]
     lessons, changes = found(whole, "cards")[:2]
     assert {card["text"] for card in lessons["cards"]} == {lesson.text for lesson in run.lesson_set.lessons}
     assert all(card["vote"] for card in lessons["cards"])

@@ -17,7 +17,6 @@ from midstream.report.trajectory import (
     Row,
     call_row,
     command_text,
-    format_words,
     last_rows,
     observation_rows,
     outcome_words,
@@ -122,7 +121,6 @@ def test_a_stream_reads_in_its_order_and_says_who_wrote_what():
         "◂ output 22140",
         "last reply",
     ]
-    assert "format strict: every part is there, closed, in order" in rows(shown(math_stream()))
 
 
 def test_a_reward_has_its_parts():
@@ -134,7 +132,6 @@ def test_what_is_malformed_says_what_is_wrong():
     text = rows(shown(unclosed_stream()))
     assert "malformed never closed: </think> is missing, the next mark ends it" in text
     assert "malformed the policy wrote this itself, no tool did" in text
-    assert "format not strict: think, call, output and answer missing" in text
     assert "stopped the policy ended its reply without an answer, 0 turns" in text
     text = rows(shown(cut_stream()))
     assert "malformed never closed: </python> is missing" in text
@@ -161,7 +158,6 @@ def test_a_dialogue_shows_user_turns_bad_calls_and_what_its_check_found():
 def test_without_its_template_a_reply_stays_in_one_piece():
     text = rows(shown(math_stream(), None, 200))
     assert "▸ reply <think>Done.</think><answer>22140</answer>" in text
-    assert not any(line.startswith("format") for line in text)
     assert template_of({"agent": {"template": "no-such-template"}}) is None
     assert template_of({"agent": {"type": "agentflow"}}) is None
     assert template_of({"agent": {"template": "artist-math"}}) == MATH
@@ -207,13 +203,6 @@ def test_outcomes_in_words():
         "not done, 2 user turns",
         "user turn 2: state 0 of 2",
     ]
-
-
-def test_format_in_words():
-    assert format_words(math_stream(), MATH).startswith("strict")
-    swapped = reply("<answer>1</answer><think>why</think><python>2</python>")
-    one = math_stream().model_copy(update={"turns": math_stream().turns[:1], "closing_calls": (swapped,)})
-    assert format_words(one, MATH) == "not strict: every part is there, not in order"
 
 
 def test_the_page_marks_what_was_put_in_by_a_tone_and_by_a_sign():

@@ -123,6 +123,6 @@ def test_a_call_of_a_damaged_record_is_an_error_that_names_the_file(two: Path) -
     line = b'{"id":"a","task_id":"t","turns":[{"index":1,"calls":[{"role":"planner"}]}],"duration_s":0.4x}\n'
     pack(two / "bad" / "trajectories" / "step-000001.jsonl.gz", line)
     documents = Documents([two])
-    for ask in (documents.call, documents.tokens):
+    for more in ((), ("tokens",)):
         with raises("file-damaged", "step-000001"):
-            ask("bad", "step-000001", 0, 0)
+            documents.get(("run", "bad", "part", "step-000001", "trajectory", "0", "call", "0", *more), {})

@@ -89,6 +89,14 @@ def comparisons(evaluations: Sequence[EvaluationResult]) -> list[BeforeAfter]:
 # --- one or several evaluations ---------------------------------------------------------------------------------------
 
 
+def headline(
+    evaluations: Sequence[EvaluationResult],
+) -> tuple[str, Sequence[EvaluationResult], Sequence[EvaluationResult]]:
+    """The kind of sampling of the largest set, greedy if that was evaluated, and its results before and after."""
+    found = comparisons(evaluations)
+    return found[0].by_kind()[-1] if found else ("", [], [])
+
+
 def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
     """The trajectories of one evaluation, read when they are used."""
     # A training run evaluates a set at several steps, so there the step is part of the name.
@@ -136,36 +144,29 @@ def summary_line(result: EvaluationResult) -> str:
 
 def success_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
-    of_run = any(result.step is not None for result in results)
-    judged = any(result.judged for result in results)
-    heads = {
-        "set": True,
-        "policy": of_run,
-        "step": of_run,
-        "tasks": True,
-        "by rule": any(not result.judged or result.rule_success is not None for result in results),
-        "by judge": judged,
-        "differ": any(result.disagreements is not None for result in results),
-        "errors": True,
-        "without errors": any(result.errors for result in results),
-    }
-    rows = []
+    left = ["set", "policy"] if any(result.step is not None for result in results) else ["set"]
+    by_rule = "by rule" if any(result.judged for result in results) else "success"
+    rows: list[dict[str, Cell]] = []
     for result in results:
         headline = cell(f"{percent(result.success)}  {_between(result, '–')}".strip(), "strong")
-        cells: dict[str, Cell] = {
-            "set": _named(result, results),
-            "policy": result.policy,
-            "step": "-" if result.step is None else str(result.step),
-            "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
-            "by rule": percent(result.rule_success) if result.judged else headline,
-            "by judge": headline if result.judged else "-",
-            "differ": "-" if result.disagreements is None else f"{result.disagreements:,}",
-            "errors": cell(f"{result.errors:,}", "warn" if result.errors else ""),
-            "without errors": percent(result.success_without_errors) if result.errors else "-",
-        }
-        rows.append([cells[head] for head, shown in heads.items() if shown])
-    shown = [head if judged or head != "by rule" else "success" for head, shown in heads.items() if shown]
-    return blocks.table("Success (95% interval over tasks)", shown, rows, left=1 + of_run)
+        rows.append(
+            {
+                "set": _named(result, results),
+                "policy": result.policy if "policy" in left else "",
+                "step": "" if result.step is None else str(result.step),
+                "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
+                by_rule: percent(result.rule_success) if result.judged else headline,
+                "by judge": headline if result.judged else "-",
+                "differ": "-" if result.disagreements is None else f"{result.disagreements:,}",
+                "errors": cell(f"{result.errors:,}", "warn" if result.errors else ""),
+                "without errors": percent(result.success_without_errors) if result.errors else "-",
+            }
+        )
+    # A number that none of them has is left out.
+    every = rows[0] if rows else {}
+    heads = [head for head in every if head in left or any(row[head] not in ("", "-") for row in rows)]
+    cells = ([row[head] for head in heads] for row in rows)
+    return blocks.table("Success (95% interval over tasks)", heads, cells, left=len(left))
 
 
 def trials_table(results: Sequence[EvaluationResult]) -> Block | None:

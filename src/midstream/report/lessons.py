@@ -1,6 +1,6 @@
 """A lesson run: its records, read from its directory, and what they say in blocks.
 
-The sections are results, lessons, curves, changes that were not accepted, updates, cost, and what was counted.
+The sections are results, lessons, curves, updates with their changes, and cost.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ def lessons_page(data: LessonsData) -> tuple[str, list[Section]]:
         ("curves", "Update by update", curves(data.updates)),
         ("updates", "What each update did", updates(data)),
         ("cost", "Cost", [costs(data)]),
-        ("counts", "What was counted and left out", [counts(data)]),
     ]
 
 
@@ -244,29 +243,6 @@ def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
             curve("Turns a rollout", "mean of learning rollouts", turns, 3, x="update"),
         ),
     ]
-
-
-def counts(data: LessonsData) -> Block | None:
-    """What went into learning and what did not, each with its meaning."""
-    updates = data.updates
-    lost = summed(record.event.left_out for record in updates)
-    pairs = sum(test.pairs for update in updates for test in update.tests)
-    halves = sum(update.bisect_pairs for update in updates)
-    errors = sum(result.errors for result in data.evaluations)
-    failed = "an endpoint, tool or sandbox failed: left out of their group, never a reward of 0"
-    broken = "fewer than two results, a tie of answers or no usable reply: left out"
-    rows = [
-        ("Groups", sum(update.groups for update in updates), "all learning rollouts of one task in one update"),
-        ("Groups without contrast", lost["uniform groups"], "equal rewards: nothing to compare"),
-        ("Rollouts that failed", lost["failed rollouts"], failed),
-        ("Groups that broke down", lost["broken groups"], broken),
-        ("Replies that stayed unreadable", lost["lost replies"], "of the reflector, each named with its update"),
-        ("Pairs of the gate", pairs, "with a result on both sides"),
-        ("Pairs without a result", lost["lost pairs"], "left out of their test"),
-        ("Pairs that compared changes", halves, "one random half of the changes against the other"),
-        ("Evaluation tasks without a result", errors, "counted as wrong in the tables, left out of pairs"),
-    ]
-    return blocks.counts("Sums over all updates.", rows)
 
 
 def costs(data: LessonsData) -> Block | None:

@@ -14,6 +14,7 @@ from midstream.report.evaluation import (
     before_and_after,
     comparisons,
     curves,
+    headline,
     is_greedy,
     success,
     where,
@@ -59,9 +60,8 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
     if nothing := nothing_learned([step.no_contrast for step in metrics], "step"):
         sentences.append(f"There was {nothing}.")
-    if found := comparisons(evaluations):
-        # Greedy if that was evaluated.
-        kind, before, after = found[0].by_kind()[-1]
+    kind, before, after = headline(evaluations)
+    if before:
         how = "taking its most likely choices" if kind == "greedy" else f"sampling at {before[0].sampling}"
         tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
         first, last = percent(success(before)), percent(success(after))

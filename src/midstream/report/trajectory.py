@@ -40,7 +40,7 @@ from midstream.core.trajectory import (
 )
 from midstream.report import blocks
 from midstream.report.blocks import Block, safe
-from midstream.report.numbers import counted, cut, listed, number, shorten, troubles
+from midstream.report.numbers import counted, cut, number, shorten, troubles
 
 _VOTE = 40  # characters of an answer among votes
 _BRIEF = 160  # characters of a turn in a list of turns
@@ -151,7 +151,7 @@ def trouble_rows(call: Call) -> list[Row]:
     return rows
 
 
-def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
+def end_rows(trajectory: Trajectory) -> list[Row]:
     """What there is to know of a run's end below its answer: its outcome, why it stopped, what failed around it."""
     outcome = outcome_words(trajectory.outcome)
     rows = [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
@@ -161,8 +161,6 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
         votes = ", ".join(f"{count} x {shorten(answer, _VOTE)}" for answer, count in last.most_common())
         words = f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"
         rows.append(Row("chains", words))
-    if is_stream(trajectory) and template is not None:
-        rows.append(Row("format", format_words(trajectory, template)))
     rows.append(Row("stopped", stopped(trajectory)))
     if trajectory.held_back:
         rows.append(Row("held back", trajectory.held_back, "warn"))
@@ -266,15 +264,6 @@ def output_row(observation: Observation) -> Row:
     return stream_row("error" if failed else "output", observation.text, sampled=False, failed=failed)
 
 
-def format_words(trajectory: Trajectory, template: Template) -> str:
-    """Whether the stream keeps the template's form, and which of its parts it lacks."""
-    pieces = streams.stream_of(trajectory)
-    if streams.is_strict(pieces, template):
-        return "strict: every part is there, closed, in order"
-    missing = [name for name, there in streams.tags_present(pieces, template).items() if not there]
-    return f"not strict: {listed(missing)} missing" if missing else "not strict: every part is there, not in order"
-
-
 def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
     """What a dialogue's check found: in a line whether it was done, then what each user turn lacks."""
     if not outcome:
@@ -319,7 +308,7 @@ def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) 
         found.append(blocks.text(f"lost to {trajectory.error.text}{more}", "bad"))
     answer = Row("answer", "(none)", "soft") if trajectory.answer is None else Row("answer", trajectory.answer)
     gold = [Row("gold", trajectory.gold)] if trajectory.gold is not None else []
-    return [*found, _facts([answer, *gold, reward_row(trajectory.reward), *end_rows(trajectory, template)])]
+    return [*found, _facts([answer, *gold, reward_row(trajectory.reward), *end_rows(trajectory)])]
 
 
 def _facts(rows: Sequence[Row]) -> Block | None:
@@ -381,7 +370,7 @@ def trajectory_document(
         "prompt_tokens": sum(call["prompt_tokens"] for call in calls),
         "completion_tokens": sum(call["completion_tokens"] for call in calls),
         "opening": rows_document(opening_rows(trajectory)),
-        "end": rows_document([*last_rows(trajectory, template), *end_rows(trajectory, template)]),
+        "end": rows_document([*last_rows(trajectory, template), *end_rows(trajectory)]),
         "turns": turns,
         "first_turn": first,
         "turns_total": len(trajectory.turns),

@@ -69,7 +69,8 @@ class Documents:
                 first, limit = _number(query, "turn", 0), _number(query, "limit", TURNS)
                 return self.trajectory(run, part, _place(place), first=first, limit=max(1, limit))
             case ["run", run, "part", part, "trajectory", place, "call", number]:
-                return self.call(run, part, _place(place), _place(number))
+                trajectory = trajectory_at(self.open(run, part), _place(place))
+                return safe(calls.call_document(trajectory, _place(number)))
             case ["run", run, "part", part, "trajectory", place, "call", number, "tokens"]:
                 return self.tokens(run, part, _place(place), _place(number))
             case ["compare", first, second]:
@@ -192,10 +193,6 @@ class Documents:
             advantage=_advantage(part, name, resolved, place),
             vote=given_on_trajectories(directory, name).get(part.entries[place].id),
         )
-
-    def call(self, run: str, name: str, place: int, number: int) -> Block:
-        """What one call sent, and what changed since the call before it of the same role."""
-        return safe(calls.call_document(trajectory_at(self.open(run, name), place), number))
 
     def tokens(self, run: str, name: str, place: int, number: int) -> Block:
         """The tokens of one call, and the training row that it is in."""

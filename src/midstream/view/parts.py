@@ -7,11 +7,10 @@ again. A trajectory is read whole, by its place in its part, which counts from 0
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -30,22 +29,12 @@ _CACHED = 8  # parts, journals and trajectories: those of the pages that are ope
 _UNREADABLE = Entry("", "", None, "error")
 
 
-class Part(Protocol):
-    """A list of trajectories; reading goes as far as the files are whole."""
-
-    path: Path
-    damage: str
-    """What is wrong with the file, "" if nothing was found yet."""
-    entries: list[Entry]
-    """What is known of each trajectory without reading it."""
-
-    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
-        """The lines at places that ascend. Raises `RunError` where the file is damaged."""
-        ...
-
-
 class SegmentPart:
-    """The trajectories of a file that is finished."""
+    """The trajectories of a file that is finished.
+
+    `damage` is what is wrong with the file, "" if nothing was found yet; `entries` what is known of each trajectory
+    without reading it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.damage, self._segment = path, "", Segment(path)
@@ -56,26 +45,29 @@ class SegmentPart:
         except RunError as error:
             self.damage = error.what
 
-    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+    def lines(self, places: Iterable[int]) -> Generator[bytes]:
         """The lines at places that ascend. Raises `RunError` where the file is damaged."""
-        return self._segment.lines(places)
+        yield from self._segment.lines(places)
 
 
 class JournalPart:
-    """The trajectories of one set in a journal of results."""
+    """The trajectories of one set in a journal of results, as `SegmentPart` has them."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.damage = path, ""
         self.entries: list[Entry] = []
         self.starts: list[int] = []
 
-    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+    def lines(self, places: Iterable[int]) -> Generator[bytes]:
         """The lines at places that ascend, without the name of the set."""
         with open_file(self.path) as file:
             for place in places:
                 file.seek(self.starts[place])
                 # The trajectory is the last field of the record.
                 yield file.readline().partition(b',"trajectory":')[2].rstrip()[:-1]
+
+
+Part = SegmentPart | JournalPart
 
 
 class JournalIndex:
@@ -128,7 +120,7 @@ def _journal(path: Path, inode: int) -> JournalIndex:
 
 def records(part: Part, places: Iterable[int]) -> Iterator[Block]:
     """The trajectories at places that ascend as JSON values, {} for one that is damaged or too large."""
-    with closing(part.lines(places)) as lines:  # type: ignore[type-var]
+    with closing(part.lines(places)) as lines:
         yield from map(_record, lines)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.report.blocks import Block, safe
-from midstream.report.evaluation import comparisons
+from midstream.report.evaluation import headline
 from midstream.report.numbers import buckets
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import NAME
@@ -177,11 +177,8 @@ def _numbers(run: RunDirectory, damage: list[str]) -> Block:
 
 def _success(evaluations: Sequence[EvaluationResult]) -> Block:
     """Success on the largest set, greedy if that was evaluated: last, with its interval, and first."""
-    if found := comparisons([result for result in evaluations if result.step is not None]):
-        _, before, after = found[0].by_kind()[-1]
-    else:
-        outside = sorted(evaluations, key=lambda result: (result.sampling != "greedy", -result.tasks))
-        before, after = outside[:1], []
+    _, before, after = headline(evaluations)
+    before = before or sorted(evaluations, key=lambda result: (result.sampling != "greedy", -result.tasks))[:1]
     if not before:
         return {}
     last = (after or before)[0]
