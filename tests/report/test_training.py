@@ -186,8 +186,6 @@ def test_curves_of_streams_have_their_values():
     last = {chart["title"]: chart["lines"][0]["points"][-1][1] for chart in found(value, "chart")}
     assert last == {
         "Reasoning a call 41.5": 41.5,
-        "Calls a run 2": 2.0,
-        "Correct calls 75.0%": 0.75,
         "Calls to the answer 1.75": 1.75,
         "Runs that answer 75.0%": 0.75,
     }
@@ -195,7 +193,7 @@ def test_curves_of_streams_have_their_values():
 
 def test_what_was_never_measured_has_no_line():
     early = steps(streams=MEASURED.model_copy(update={"reasoning_per_call": None, "steps_to_answer": None}))
-    assert [len(chart["lines"]) for chart in found(list(streams(early)), "chart")] == [0, 1, 1, 0, 1]
+    assert [len(chart["lines"]) for chart in found(list(streams(early)), "chart")] == [0, 0, 1]
 
 
 def test_every_part_of_a_reward_of_several_has_its_curve():
@@ -207,14 +205,13 @@ def test_every_part_of_a_reward_of_several_has_its_curve():
 def test_runs_of_other_agents_show_none_of_it():
     assert (streams(metrics(3)), parts(metrics(3))) == ([], None)
     text = shown(chosen(evaluation_page([evaluation(1.0, 300)])[1], "results"))
-    assert "Calls of the policy" not in text
+    assert "reasoning" not in text
     assert "Parts of the score" not in text
 
 
 def test_an_evaluation_says_how_its_policy_called_and_what_its_score_is_made_of():
     text = shown(chosen(evaluation_page([evaluated()])[1], "results"))
-    assert "Calls of the policy (reasoning in tokens)" in text
-    assert ["worlds", "2.00", "75.0%", "41.5", "1.75", "75.0%"] in [line.split() for line in text.splitlines()]
+    assert ["41.5", "tokens", "1.75", "75.0%"] in [line.split()[-4:] for line in text.splitlines()]
     assert "relaxed_format 0.5" in " ".join(text.split())
     assert "Parts of the score" not in shown(
         chosen(evaluation_page([evaluated(judged=True, metric="judge (m)")])[1], "results")

@@ -73,16 +73,6 @@ class StreamMetrics(Frozen):
     answered: int = 0  # trajectories with an answer
     steps_to_answer: float | None = None  # mean number of calls of these
 
-    @property
-    def correct_rate(self) -> float | None:
-        """Share of calls with a result."""
-        return self.correct / self.calls if self.calls else None
-
-    @property
-    def calls_mean(self) -> float:
-        """Mean number of calls of a trajectory."""
-        return self.calls / max(1, self.trajectories)
-
 
 class Tally:
     """Sums up trajectories, given or added one at a time: their tools, their streams, the parts of their rewards."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, StreamMetrics
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, shift, text
@@ -123,7 +123,6 @@ def evaluation_page(results: Sequence[EvaluationResult]) -> tuple[str, list[Sect
         family_table(results),
         effort_table({_named(result, results): result for result in results}, "What a run took"),
         tool_table(results),
-        stream_table(results),
         parts_table(results),
     ]
     return f"{lead}.", [
@@ -162,26 +161,32 @@ def success_table(results: Sequence[EvaluationResult]) -> Block | None:
                 "without errors": percent(result.success_without_errors) if result.errors else "-",
             }
         )
-    # A number that none of them has is left out.
+    return _filled("Success (95% interval over tasks)", rows, left)
+
+
+def _filled(caption: str, rows: Sequence[Mapping[str, Cell]], left: Collection[str]) -> Block | None:
+    """A table of rows by column, without the columns that hold nothing; those of `left` hold text."""
     every = rows[0] if rows else {}
     heads = [head for head in every if head in left or any(row[head] not in ("", "-") for row in rows)]
-    cells = ([row[head] for head in heads] for row in rows)
-    return blocks.table("Success (95% interval over tasks)", heads, cells, left=len(left))
+    return blocks.table(caption, heads, ([row[head] for head in heads] for row in rows), left=len(left))
 
 
 def trials_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
-    rows = []
-    for result in results:
-        if result.trials > 1:
-            best, every = (
-                "\n".join(f"{mark}{k} {percent(share)}" for k, share in shares.items() if k > 1)
-                for mark, shares in (("@", result.pass_at), ("^", result.pass_all))
-            )
-            means = (percent(result.success), percent(result.deviation), percent(result.majority))
-            rows.append([_named(result, results), str(result.trials), *means, best, every or "-"])
-    heads = ("set", "k", "avg@k", "sd", "majority@k", "pass@k: the best", "pass^k: all of k")
-    return blocks.table("Over the k trials of each task", heads, rows)
+    rows = [
+        {
+            "set": _named(result, results),
+            "k": str(result.trials),
+            "avg@k": percent(result.success),
+            "sd": percent(result.deviation),
+            "majority@k": percent(result.majority),
+            "pass@k: the best": "\n".join(f"@{k} {percent(share)}" for k, share in result.pass_at.items() if k > 1),
+            "pass^k: all of k": "\n".join(f"^{k} {percent(share)}" for k, share in result.pass_all.items() if k > 1),
+        }
+        for result in results
+        if result.trials > 1
+    ]
+    return _filled("Over the k trials of each task", rows, ["set"])
 
 
 def family_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -196,22 +201,26 @@ def family_table(results: Sequence[EvaluationResult]) -> Block | None:
 
 
 def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Block | None:
-    """What a run of a task took, by a name for each result: agents of any kind have these numbers."""
+    """What a run of a task took, by a name for each result; of interleaved policies also what a call took."""
     rows = []
     for name, result in results.items():
-        runs = max(1, result.tasks * result.trials)
+        runs, streams = max(1, result.tasks * result.trials), result.streams or StreamMetrics()
+        reasoning = streams.reasoning_per_call
         rows.append(
-            [
-                name,
-                f"{result.turns_mean:.2f}",
-                f"{sum(result.tool_use.calls.values()) / runs:.2f}",
-                percent(result.tool_use.error_rate),
-                number(result.prompt_tokens / runs),
-                number(result.completion_tokens / runs),
-                dollars(result.cost_usd / runs) if result.cost_usd else "-",
-            ]
+            {
+                "": name,
+                "turns": f"{result.turns_mean:.2f}",
+                "tool calls": f"{sum(result.tool_use.calls.values()) / runs:.2f}",
+                "tool errors": percent(result.tool_use.error_rate),
+                "tokens in": number(result.prompt_tokens / runs),
+                "tokens out": number(result.completion_tokens / runs),
+                "cost": dollars(result.cost_usd / runs) if result.cost_usd else "-",
+                "reasoning a call": "-" if reasoning is None else f"{number(reasoning)} {streams.unit}",
+                "calls to an answer": number(streams.steps_to_answer),
+                "answered": percent(streams.answered / streams.trajectories) if streams.trajectories else "-",
+            }
         )
-    return blocks.table(title, ("", "turns", "tool calls", "tool errors", "tokens in", "tokens out", "cost"), rows)
+    return _filled(title, rows, [""])
 
 
 def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -225,25 +234,6 @@ def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
         more = [f"and {counted(len(names) - _MOST_TOOLS, 'other')}"] if len(names) > _MOST_TOOLS else []
         rows.append([_named(result, results), ", ".join([*shown, *more]) or "-"])
     return blocks.table("Calls by tool", ("set", "calls (share of turns)"), rows, left=2)
-
-
-def stream_table(results: Sequence[EvaluationResult]) -> Block | None:
-    """How interleaved policies use their tools on the way to an answer."""
-    units = sorted({result.streams.unit for result in results if result.streams})
-    heads = ("set", "calls a run", "with a result", "reasoning a call", "calls to an answer", "runs that answer")
-    rows = [
-        [
-            _named(result, results),
-            f"{streams.calls_mean:.2f}",
-            percent(streams.correct_rate),
-            number(streams.reasoning_per_call),
-            number(streams.steps_to_answer),
-            percent(streams.answered / max(1, streams.trajectories)),
-        ]
-        for result in results
-        if (streams := result.streams)
-    ]
-    return blocks.table(f"Calls of the policy (reasoning in {' or '.join(units)})", heads, rows)
 
 
 def parts_table(results: Sequence[EvaluationResult]) -> Block | None:

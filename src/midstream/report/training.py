@@ -231,8 +231,6 @@ def streams(metrics: Sequence[StepMetrics]) -> list[Block | None]:
         text("Calls of the policy:", "soft"),
         charts(
             _curve("Reasoning a call", reasoning, measured, "reasoning_per_call", 1),
-            _curve("Calls a run", "of any kind", measured, "calls_mean", 2),
-            _curve("Correct calls", "share with a result", measured, "correct_rate", 3, as_percent=True),
             _curve("Calls to the answer", "of runs that answer", measured, "steps_to_answer", 4),
             curve("Runs that answer", "share", answered, 5, as_percent=True),
         ),
