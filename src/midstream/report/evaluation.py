@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from midstream.core.metrics import EvaluationResult, StreamMetrics
@@ -19,32 +18,9 @@ _MOST_TOOLS = 16
 _TEXT_LIMIT = 300
 
 
-@dataclass(frozen=True, slots=True)
-class BeforeAfter:
-    """One set before and after training; each side holds every sampling that was evaluated there."""
-
-    before: Sequence[EvaluationResult]
-    after: Sequence[EvaluationResult]
-
-    def by_kind(self) -> list[tuple[str, list[EvaluationResult], list[EvaluationResult]]]:
-        """("sampled" or "greedy", its results before, its results after), in this order, of the kinds there are."""
-        found = [(kind, _pick(self.before, kind), _pick(self.after, kind)) for kind in ("sampled", "greedy")]
-        return [side for side in found if side[1] or side[2]]
-
-
 def where(result: EvaluationResult) -> str:
     """The set by name, with its split where that says more."""
     return result.set_name if result.set_name == result.split else f"{result.set_name}/{result.split}"
-
-
-def is_greedy(result: EvaluationResult) -> bool:
-    """Whether the evaluation took the most likely token; any temperature counts as sampled."""
-    return result.sampling == "greedy"
-
-
-def _pick(results: Iterable[EvaluationResult], kind: str) -> list[EvaluationResult]:
-    """The "greedy" results, or the "sampled" ones."""
-    return [result for result in results if is_greedy(result) == (kind == "greedy")]
 
 
 def success(results: Sequence[EvaluationResult], family: str | None = None) -> float | None:
@@ -62,39 +38,34 @@ def label(results: Sequence[EvaluationResult], otherwise: str) -> str:
     return results[0].policy + (f", step {step}" if step is not None else "")
 
 
-def curves(evaluations: Sequence[EvaluationResult], kind: str) -> dict[str, list[EvaluationResult]]:
-    """One curve a set, by "set/split", small sets first: results of a `kind` with a step, in order of step."""
-    found: dict[str, list[EvaluationResult]] = {}
-    for result in sorted(_pick(evaluations, kind), key=lambda result: (result.tasks, result.step or 0)):
+def by_set(evaluations: Iterable[EvaluationResult]) -> dict[str, dict[str, list[EvaluationResult]]]:
+    """The results with a step in order of step, by set and by "sampled" or "greedy", the largest set first.
+
+    Any temperature counts as sampled.
+    """
+    found: dict[str, dict[str, list[EvaluationResult]]] = {}
+    for result in sorted(evaluations, key=lambda result: result.step or 0):
         if result.step is not None:
-            found.setdefault(f"{result.set_name}/{result.split}", []).append(result)
-    return found
+            kinds = found.setdefault(where(result), {"sampled": [], "greedy": []})
+            kinds["greedy" if result.sampling == "greedy" else "sampled"].append(result)
+    sets = {name: {kind: results for kind, results in kinds.items() if results} for name, kinds in found.items()}
+    return dict(sorted(sets.items(), key=lambda item: -next(iter(item[1].values()))[0].tasks))
 
 
-def comparisons(evaluations: Sequence[EvaluationResult]) -> list[BeforeAfter]:
-    """Before (first evaluated step) and after (last, if it is another) of every set, the largest set first."""
-    by_sampling = [curves(evaluations, kind) for kind in ("greedy", "sampled")]
-    found = []
-    for name in dict.fromkeys(name for by_set in by_sampling for name in by_set):
-        before: list[EvaluationResult] = []
-        after: list[EvaluationResult] = []
-        for results in (by_set[name] for by_set in by_sampling if name in by_set):
-            first, last = results[0].step, results[-1].step
-            before += [result for result in results if result.step == first]
-            after += [result for result in results if result.step == last != first]
-        found.append(BeforeAfter(before, after))
-    return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
+def ends(results: Sequence[EvaluationResult]) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
+    """The results of one set and kind before (the first evaluated step) and after (the last, if it is another)."""
+    steps = [result.step for result in results]
+    before = [result for result in results if result.step == steps[0]]
+    return before, [result for result in results if result.step == steps[-1] != steps[0]]
+
+
+def headline(evaluations: Iterable[EvaluationResult]) -> tuple[str, list[EvaluationResult], list[EvaluationResult]]:
+    """The kind of sampling of the largest set, greedy if that was evaluated, and its results before and after."""
+    kind, results = next(([*kinds.items()][-1] for kinds in by_set(evaluations).values()), ("", []))
+    return kind, *ends(results)
 
 
 # --- one or several evaluations ---------------------------------------------------------------------------------------
-
-
-def headline(
-    evaluations: Sequence[EvaluationResult],
-) -> tuple[str, Sequence[EvaluationResult], Sequence[EvaluationResult]]:
-    """The kind of sampling of the largest set, greedy if that was evaluated, and its results before and after."""
-    found = comparisons(evaluations)
-    return found[0].by_kind()[-1] if found else ("", [], [])
 
 
 def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
@@ -303,24 +274,23 @@ def _between(result: EvaluationResult, joint: str) -> str:
 # --- the evaluations of a run that learns -----------------------------------------------------------------------------
 
 
-def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
+def before_and_after(name: str, kinds: Mapping[str, Sequence[EvaluationResult]]) -> list[Block | None]:
     """Success by family and in all on one set, before and after, and what is missing."""
-    both = [*comparison.before, *comparison.after]
-    kinds = [kind for kind, _, _ in comparison.by_kind()]
-    names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
+    sides = {kind: ends(results) for kind, results in kinds.items()}
+    first, last = ([result for side in sides.values() for result in side[place]] for place in (0, 1))
+    both = [*first, *last]
+    names = ["family", "tasks", *(f"{kind} {head}" for kind in sides for head in ("before", "after", "change"))]
     rows: list[list[Cell]] = []
     for family in (*dict.fromkeys(name for result in both for name in result.by_family), None):  # None: all tasks
         sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
-        tasks = max((each.tasks for each in sets), default=0)
-        cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]
-        for _, before, after in comparison.by_kind():
-            first, last = success(before, family), success(after, family)
-            cells += [percent(first), cell(percent(last), "strong"), shift(change(first, last))]
+        cells: list[Cell] = ["mean" if family is None else family, f"{max(each.tasks for each in sets):,}"]
+        for before, after in sides.values():
+            old, new = success(before, family), success(after, family)
+            cells += [percent(old), cell(percent(new), "strong"), shift(change(old, new))]
         rows.append(cells)
-    ends = f"{label(comparison.before, 'before')} -> {label(comparison.after, 'nothing yet')}"
-    found = [blocks.table(f"Success on {where(both[0])}: {ends}", names, rows, totals=1)]
+    caption = f"Success on {name}: {label(first, 'before')} -> {label(last, 'nothing yet')}"
     lost = [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]
-    return [*found, text("; ".join(lost), "warn")]
+    return [blocks.table(caption, names, rows, totals=1), text("; ".join(lost), "warn")]
 
 
 def all_evaluations(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:

@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
@@ -22,7 +22,7 @@ from midstream.lessons.settings import LessonsConfig
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, interval_cell, line, span_of, text
 from midstream.report.comparison import compared_blocks
-from midstream.report.evaluation import all_evaluations, comparisons, evaluated_trajectories
+from midstream.report.evaluation import all_evaluations, by_set, ends, evaluated_trajectories
 from midstream.report.lesson_set import bundles, by_effect, effect_span, lesson_card, points, proven
 from midstream.report.numbers import (
     counted,
@@ -121,16 +121,15 @@ def _compared(run: RunDirectory, evaluations: Sequence[EvaluationResult]) -> tup
 
     found: list[Paired] = []
     notes: list[str] = []
-    ends = [(first, last) for each in comparisons(evaluations) for first in each.before for last in each.after]
-    for first, last in ends:
-        if first.sampling != last.sampling:
-            continue
-        try:
-            found.append(compare(evaluated(first), evaluated(last)))
-        except UsageError as error:
-            if isinstance(error, RunError):
-                warn_of_damage(error)
-            notes.append(f"{first.set_name} {first.sampling} is not compared: {error.what}")
+    sides = [ends(results) for kinds in by_set(evaluations).values() for results in kinds.values()]
+    for first, last in (pair for side in sides for pair in product(*side)):
+        if first.sampling == last.sampling:
+            try:
+                found.append(compare(evaluated(first), evaluated(last)))
+            except UsageError as error:
+                if isinstance(error, RunError):
+                    warn_of_damage(error)
+                notes.append(f"{first.set_name} {first.sampling} is not compared: {error.what}")
     return found, notes
 
 

@@ -15,7 +15,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Section
 from midstream.report.draw import chosen
-from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page, headline, label
+from midstream.report.evaluation import evaluated_trajectories, evaluation_page, headline, label
 from midstream.report.training import training_page
 from midstream.report.trajectory import LEGEND, is_stream, template_of, trajectory_document
 from midstream.runs import RunDirectory
@@ -137,7 +137,7 @@ def next_steps(run: RunDirectory) -> list[str]:
     root, kind = shlex.quote(str(run.root)), run.info().kind
     if kind == "evaluation":
         return [f"midstream show {root} --wrong", f"midstream compare {root} OTHER"]
-    both = any(comparison.after for comparison in comparisons(run.evaluations.read(skip_damage)))
+    both = bool(headline(run.evaluations.read(skip_damage))[2])
     compare = [f"midstream compare {root}@0 {root} --tasks     # the test tasks that changed"] * both
     solve = f'midstream solve "..." --planner {root}     # this agent'
     if kind == "training":

@@ -12,10 +12,9 @@ from midstream.report.blocks import Block, Cell, Section, chart, charts, curve, 
 from midstream.report.evaluation import (
     all_evaluations,
     before_and_after,
-    comparisons,
-    curves,
+    by_set,
+    ends,
     headline,
-    is_greedy,
     success,
     where,
 )
@@ -82,15 +81,15 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
 def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
     """Success, tool errors and turns before and after, training time."""
     found: list[dict[str, str]] = []
-    for comparison in comparisons(evaluations)[:1]:
-        for kind, before, after in reversed(comparison.by_kind()):
+    for kinds in list(by_set(evaluations).values())[:1]:
+        for kind, results in reversed(kinds.items()):
+            before, after = ends(results)
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
             note = f"{before[0].tasks:,} held-out tasks"
             found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
-        if comparison.after:
-            # Sampled results show the policy's habits.
-            both = (comparison.before, comparison.after)
-            sides = [[result for result in side if not is_greedy(result)] or side for side in both]
+        # Sampled results show the policy's habits.
+        sides = ends(kinds.get("sampled") or kinds["greedy"])
+        if sides[1]:
             errors = [percent(mean([result.tool_use.error_rate for result in side])) for side in sides]
             turns = [f"{fmean(result.turns_mean for result in side):.2f}" for side in sides]
             found.append(blocks.tile("Tool errors", errors[1], "share of turns, sampled", before=errors[0]))
@@ -105,13 +104,13 @@ def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]
 def results_of(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
     """A before-after table a set, the test set first, with the use of tools on it; and how sure all of them are."""
     found, sure = list[Block | None](), list[str]()
-    for comparison in sorted(comparisons(evaluations), key=lambda each: each.before[0].set_name != "test"):
-        found += before_and_after(comparison)
-        if comparison.before[0].set_name == "test":
-            found.append(tool_shift(comparison.before, comparison.after))
-        both = [*comparison.before, *comparison.after]
-        if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
-            sure.append(f"±{max(widths) * 100:.1f} points on {where(both[0])}")
+    for name, kinds in sorted(by_set(evaluations).items(), key=lambda item: item[0] != "test"):
+        found += before_and_after(name, kinds)
+        if name == "test":
+            found.append(tool_shift(*ends(kinds.get("sampled", []))))
+        known = [result.interval for results in kinds.values() for side in ends(results) for result in side]
+        if widths := [(high - low) / 2 for low, high in filter(None, known)]:
+            sure.append(f"±{max(widths) * 100:.1f} points on {name}")
     words = f"Each mean is known to about {', '.join(sure)} (95%). That covers the choice of tasks, not how another "
     found.append(text(f"{words}training seed would turn out." if sure else "", "soft"))
     return found if evaluations else [text("Nothing was evaluated on held-out tasks.", "soft")]
@@ -156,8 +155,8 @@ def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationRes
 def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
     found: list[tuple[str, str, list[Point]]] = []
-    for kind in ("greedy", "sampled"):
-        for results in curves(evaluations, kind).values():
+    for kinds in by_set(evaluations).values():
+        for kind, results in kinds.items():
             steps = dict.fromkeys(result.step or 0 for result in results)
             points = [(step, success([each for each in results if each.step == step]) or 0.0) for step in steps]
             found.append((kind, results[0].set_name, points))
