@@ -35,12 +35,6 @@ print(json.dumps({
 _SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
-def check_python() -> Check:
-    """MS101: the version of Python, and the system."""
-    words = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    return Check(code="MS101", what="Python", status="ok", words=words)
-
-
 async def check_training() -> list[Check]:
     """MS201: PyTorch can be imported; MS202: a GPU, and whether PyTorch sees it."""
     check = partial(Check, code="MS201", what="PyTorch")
@@ -118,7 +112,9 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         *(check_server(name, config, several=len(engines) > 1) for name, config in engines.items()),
     ]
     training, sandbox, *servers = await run_concurrently(slow)
-    return (check_python(), *training, *sandbox, *(check for found in servers for check in found))
+    system = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    python = Check(code="MS101", what="Python", status="ok", words=system)
+    return (python, *training, *sandbox, *(check for found in servers for check in found))
 
 
 async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Check]:

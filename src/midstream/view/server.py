@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
-from pydantic_core import PydanticSerializationError, to_json
-
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
@@ -94,7 +92,7 @@ class Viewer:
         from starlette.routing import Route
 
         def as_json(document: object, status: int = 200) -> Response:
-            return Response(encoded(document), status, _HEADERS, "application/json")
+            return Response(json.dumps(document), status, _HEADERS, "application/json")
 
         def problem(status: int, code: str, what: str, cause: str = "", fix: str = "") -> Response:
             return as_json({"code": code, "what": what, "cause": cause, "fix": fix}, status)
@@ -162,15 +160,6 @@ class Viewer:
             if changed or time.monotonic() > beat + _BEAT_S:
                 beat = time.monotonic()
                 yield f"event: change\ndata: {json.dumps({'runs': changed})}\n\n" if changed else ": still here\n\n"
-
-
-def encoded(document: Any) -> bytes:
-    """A document as JSON; numbers that are not finite are null, half a surrogate pair is "?"."""
-    try:
-        return to_json(document, inf_nan_mode="null")
-    except PydanticSerializationError:
-        text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
-        return to_json(json.loads(text), inf_nan_mode="null")
 
 
 def _pieces(scope: Asgi) -> tuple[list[str], dict[str, str]]:
