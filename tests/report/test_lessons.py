@@ -62,7 +62,7 @@ def test_a_lesson_shows_the_rollouts_that_it_came_from():
     lesson = Lesson(id="L1", text="count twice", origin=origin, used=300, helped=9, harmed=3, effect=effect)
     said = texts(page(with_lesson(lesson)))
     for part in (
-        *("Its rollouts: t4#0, t4#1", "t4#1 counted", "gpt-4o-mini"),
+        *("gpt-4o-mini, update 1; task t4; rollouts t4#0 t4#1", "t4#1 counted"),
         *(
             "+5.0 (+1.0 to +9.0) points, 40 pairs, measured only together with others",
             "used in 300 rollouts, helped 9, harmed 3",
@@ -76,7 +76,7 @@ def test_a_lesson_from_another_run_names_no_rollout_of_this_run():
     lesson = Lesson(id="L1", text="brought along", origin=LessonOrigin(update=1, tasks=("t4",), trajectories=("t4#0",)))
     start = [Version(number=1, by="start", lesson_set=LessonSet(lessons=(lesson,)))]
     text = texts(page(view(versions=start)))
-    assert "Rollouts of another run: t4#0" in text
+    assert "rollout t4#0; of another run" in text
     assert "midstream show" not in text
 
 
@@ -211,7 +211,8 @@ def test_a_lesson_that_a_person_edited_keeps_its_rollouts():
     after = Version(number=2, by="learning", update=1, lesson_set=LessonSet(lessons=(mine,)))
     edited = LessonSet(lessons=(mine.model_copy(update={"text": "by a person"}),))
     said = texts(page(view(versions=[start, after, Version(number=3, by="edit", lesson_set=edited)])))
-    assert "Its rollouts: t1#0" in said
+    assert "rollout t1#0" in said
+    assert "of another run" not in said
 
 
 def test_pending_changes_are_counted_once():

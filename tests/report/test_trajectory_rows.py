@@ -18,9 +18,9 @@ from midstream.report.trajectory import (
     call_row,
     command_text,
     last_rows,
-    observation_rows,
     outcome_words,
     output_row,
+    part_rows,
     reply_rows,
     stream_rows,
     template_of,
@@ -68,7 +68,7 @@ def test_code_and_invalid_commands():
 
 
 def test_nothing_printed_is_said():
-    assert said(observation_rows(Observation(status="ok", text=""))) == [("observation", "(empty)")]
+    assert said(part_rows(Observation(status="ok", text=""))) == [("observation", "(empty)")]
 
 
 @given(st.text(st.characters(codec=None), max_size=40))

@@ -23,7 +23,7 @@ from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, interval_cell, line, span_of, text
 from midstream.report.comparison import compared_blocks
 from midstream.report.evaluation import all_evaluations, by_set, ends, evaluated_trajectories
-from midstream.report.lesson_set import bundles, by_effect, effect_span, lesson_card, points, proven
+from midstream.report.lesson_set import bundles, came_from, effect_span, lesson_card, points, proven
 from midstream.report.numbers import (
     counted,
     counts_text,
@@ -278,7 +278,8 @@ def lessons(data: LessonsData) -> list[Block | None]:
     start = data.versions[0].lesson_set if data.versions[0].by == "start" else LessonSet()
     brought = [(lesson.id, lesson.origin) for lesson in start.lessons]
     cards = []
-    for lesson in by_effect(lesson_set.lessons):
+    # The largest measured effect first, then those without one in their order.
+    for lesson in sorted(lesson_set.lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0):
         here = (lesson.id, lesson.origin) not in brought
         cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here)], vote=True))
     more = cards[_CARDS_SHOWN:]
@@ -295,20 +296,18 @@ def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
     origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
         return None
-    named = shorten(", ".join(origin.trajectories or origin.tasks), 400)
     shown = [f"midstream show {run} {shlex.quote(f'step-{origin.update:06d}/{id}')}" for id in origin.trajectories[:1]]
     return blocks.fold(
-        f"Where it comes from: {counted(len(origin.tasks), 'task')}, {counted(len(origin.trajectories), 'rollout')}",
+        "Where it comes from",
         text(origin.why),
-        text(f"Written by {origin.model}." if origin.model else "", "soft"),
-        text(f"{'Its rollouts' if here else 'Rollouts of another run'}: {named}" if named else "", "soft"),
+        text(came_from(origin) + ("" if here else "; of another run"), "soft"),
         blocks.code("\n".join(shown if here else ())),
     )
 
 
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
     """What became of each change of an update, with its old text if it had one; effects are on one scale."""
-    span = span_of((change.effect.mean, change.effect.interval) for change in record.changes if change.effect)
+    span = effect_span(record.changes)
     earlier = list(takewhile(lambda version: version.update < record.step, data.versions))
     before = earlier[-1].lesson_set if earlier else LessonSet()
     tried = [(each.operation, f"refused: {each.refused}", None) for each in record.proposed if each.refused]

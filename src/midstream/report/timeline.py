@@ -126,16 +126,16 @@ class Timeline:
                 self._action = value
                 if value.error is not None:
                     self._print([record.call_row(value, None)])
-            case "action":
-                self._step(record.action_rows(value, self._calls))
+            case "action" | "verdict":
+                self._step(record.part_rows(value, self._calls))
             case "command":
                 if policy:
                     self._print([record.call_row(self._action, value)])
                 else:
-                    self._step(record.command_rows(value))
+                    self._step(record.part_rows(value))
                 self._begin(value.tool)
             case "observation":
-                rows = [record.output_row(value)] if policy else record.observation_rows(value)
+                rows = [record.output_row(value)] if policy else record.part_rows(value)
                 # The calls that code made stand before its result, the last row; a stream's part has none of them.
                 for row, call in zip(rows[:-1], value.tool_calls, strict=False):
                     self._print([row], duration(call.duration_s))
@@ -143,8 +143,6 @@ class Timeline:
                 self._begin("")
             case "analysis":
                 self._step([Row("analysis", value)])
-            case "verdict":
-                self._step(record.verdict_rows(value))
             case "answer":
                 self._written()
                 self._begin("")

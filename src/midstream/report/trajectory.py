@@ -79,10 +79,8 @@ def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = Fa
     if stream:
         rows = stream_rows(turn, template)
     else:
-        rows = action_rows(turn.action, turn.calls) if turn.action is not None else []
-        rows += command_rows(turn.command) if turn.command is not None else []
-        rows += observation_rows(turn.observation) if turn.observation is not None else []
-        rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
+        parts = (turn.action, turn.command, turn.observation, turn.verdict)
+        rows = [row for part in parts if part is not None for row in part_rows(part, turn.calls)]
     rows += [row for call in turn.calls for row in trouble_rows(call)]
     if turn.error is not None:
         limit = turn.error.type in _LIMITS
@@ -90,20 +88,32 @@ def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = Fa
     return rows
 
 
-def action_rows(action: Action, calls: Sequence[Call] = ()) -> list[Row]:
-    """The planner's decision; of a malformed one what was sampled, if `calls` hold it."""
-    if action.error is not None:
-        rows = [Row("action", f"malformed: {action.error}", "bad")]
-        sampled = next((call.completion for call in calls if call.role == "planner" and call.completion), "")
-        return rows + ([Row("sampled", sampled)] if sampled else [])
-    rows = [Row("sub-goal", action.sub_goal), Row("tool", action.tool, "name")]
-    return rows + ([Row("context", action.context)] if action.context else [])
-
-
-def command_rows(command: Command) -> list[Row]:
-    """The executor's tool call or program."""
-    label = "command" if command.code is None else "code"
-    return [Row(label, command_text(command), "bad" if command.error else "")]
+def part_rows(part: Action | Command | Observation | Verdict, calls: Sequence[Call] = ()) -> list[Row]:
+    """A part of a turn of modules; of a malformed action also what was sampled, if `calls` hold it."""
+    match part:
+        case Action(error=str(error)):
+            rows = [Row("action", f"malformed: {error}", "bad")]
+            sampled = next((call.completion for call in calls if call.role == "planner" and call.completion), "")
+            return rows + ([Row("sampled", sampled)] if sampled else [])
+        case Action():
+            rows = [Row("sub-goal", part.sub_goal), Row("tool", part.tool, "name")]
+            return rows + ([Row("context", part.context)] if part.context else [])
+        case Command():
+            label = "command" if part.code is None else "code"
+            return [Row(label, command_text(part), "bad" if part.error else "")]
+        case Observation():
+            rows = []
+            for call in part.tool_calls:
+                lost = call.status == "error"
+                text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
+                rows.append(Row("call", text, "bad" if lost else ""))
+            failed = part.status == "error"
+            tone: Tone = "soft" if not part.text else "bad" if failed else ""
+            return [*rows, Row("error" if failed else "observation", part.text or "(empty)", tone)]
+        case Verdict():
+            judged = "result valid" if part.result_valid else "result not valid"
+            analysis = f": {part.analysis}" if part.analysis else ""
+            return [Row("verdict", f"{part.signal}, {judged}{analysis}")]
 
 
 def command_text(command: Command) -> str:
@@ -121,25 +131,6 @@ def command_text(command: Command) -> str:
 def call_text(tool: str, arguments: dict) -> str:
     """A tool's call as one reads it."""
     return f"{tool}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in arguments.items())})"
-
-
-def observation_rows(observation: Observation) -> list[Row]:
-    """The result of a command, after the calls that its code made."""
-    failed = observation.status == "error"
-    rows: list[Row] = []
-    for call in observation.tool_calls:
-        lost = call.status == "error"
-        text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
-        rows.append(Row("call", text, "bad" if lost else ""))
-    tone = "soft" if not observation.text else "bad" if failed else ""
-    return [*rows, Row("error" if failed else "observation", observation.text or "(empty)", tone)]
-
-
-def verdict_rows(verdict: Verdict) -> list[Row]:
-    """The verifier's judgement."""
-    judged = "result valid" if verdict.result_valid else "result not valid"
-    analysis = f": {verdict.analysis}" if verdict.analysis else ""
-    return [Row("verdict", f"{verdict.signal}, {judged}{analysis}")]
 
 
 def trouble_rows(call: Call) -> list[Row]:
