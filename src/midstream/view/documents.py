@@ -35,7 +35,7 @@ from midstream.view.advantages import advantages
 from midstream.view.entries import NO_FILTER, Filter, entries
 from midstream.view.feedback import given_on_lessons, given_on_trajectories, keep_feedback
 from midstream.view.parts import RESTORE, Part, journal_sets, of_task, segment_part, trajectory_at
-from midstream.view.runs import Runs, not_files, state_of, summary, updates_of
+from midstream.view.runs import Runs, state_of, summary, updates_of
 
 PAGE = 100  # entries of a list, unless a number is asked for
 TURNS = 50  # turns of a trajectory
@@ -92,19 +92,18 @@ class Documents:
         warnings: list[str] = []
         page: Block = {"title": about["recipe"] or name, "lead": "", "sections": []}
         listed: list[Block] = []
-        if not not_files(run.root):
-            try:
-                page = _kept(_overview, run)
-            except _NOT_WHOLE as error:
-                warnings.append(f"the overview cannot be made: {_line(error)}")
-            try:
-                listed = parts(run, warnings)
-                # Of a run at work the last lines may be half written.
-                if about["state"] != "running":
-                    damage = _kept(RunDirectory.damage, run)
-                    warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage]
-            except (OSError, RunError) as error:
-                warnings.append(f"its rollouts cannot be listed: {_line(error)}")
+        try:
+            page = _kept(_overview, run)
+        except _NOT_WHOLE as error:
+            warnings.append(f"the overview cannot be made: {_line(error)}")
+        try:
+            listed = parts(run, warnings)
+            # Of a run at work the last lines may be half written.
+            if about["state"] != "running":
+                damage = _kept(RunDirectory.damage, run)
+                warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage]
+        except (OSError, RunError) as error:
+            warnings.append(f"its rollouts cannot be listed: {_line(error)}")
         warnings = list(dict.fromkeys([*about["damage"], *warnings]))
         return {"summary": about, "page": page, "parts": listed, "warnings": safe(warnings)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -102,28 +101,18 @@ def state_of(root: Path) -> Hashable:
     return tuple(found)
 
 
-def not_files(root: Path) -> list[str]:
-    """What stands in the place of a run's files and is not read: links, pipes and devices."""
-    found = []
-    for name in _WATCHED:
-        with suppress(OSError):
-            mode = os.lstat(root / name).st_mode
-            found += [] if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else [name]
-    return found
-
-
 @lru_cache(1000)
 def summary(root: Path, state: Hashable) -> Block:
     """What a list of runs says of one in this state; what cannot be read is named under "damage"."""
     run = RunDirectory(root)
-    damage = [f"{name} is a link, a pipe or a device, not a file" for name in not_files(root)]
+    damage: list[str] = []
     updated = datetime.fromtimestamp(_last_change(root), UTC).isoformat(timespec="seconds")
     found: Block = {
         "path": str(root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
         "started": "", "updated": updated, "step": 0, "steps": None, "success": None, "interval": None,
         "before": None, "set": "", "spark": [], "cost_usd": 0.0, "errors": 0, "damage": damage,
     }  # fmt: skip
-    for read in () if damage else (_about, _numbers):
+    for read in (_about, _numbers):
         try:
             found |= read(run, damage)
         except OSError as error:
