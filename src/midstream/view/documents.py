@@ -74,7 +74,7 @@ class Documents:
             case ["run", run, "part", part, "trajectory", place, "call", number, "tokens"]:
                 return self.tokens(run, part, _place(place), _place(number))
             case ["compare", first, second]:
-                return self.compare(first, second)
+                return _kept(_comparison, self.runs.directory(first), self.runs.directory(second))
         raise _missing(f"there is no document {'/'.join(path)!r}")
 
     def list_runs(self) -> Block:
@@ -199,10 +199,6 @@ class Documents:
         trajectory, resolved = trajectory_at(part, place), _resolved(directory)
         trained, value = _trained(resolved, name), _advantage(part, name, resolved, place)
         return safe(calls.tokens_document(trajectory, number, directory, resolved, trained=trained, advantage=value))
-
-    def compare(self, first: str, second: str) -> Block:
-        """The paired comparison of two runs. Raises `UsageError` if they have nothing in common."""
-        return _kept(_comparison, self.runs.directory(first), self.runs.directory(second))
 
     def feedback(self, run: str, body: Any) -> dict[str, str]:
         """Keep a thumb or a note; raises as `keep_feedback`."""

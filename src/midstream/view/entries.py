@@ -76,7 +76,7 @@ def entries(
 ) -> tuple[list[Block], int | None, int]:
     """At most `limit` entries from the place `start` on, where to continue (None: at the end), and how many were seen.
 
-    After about so many seconds of reading it ends early.
+    After about so many seconds of reading a filtered list ends early; another one then shows only what the index says.
     """
     places = [place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry)]
     found: list[Block] = []
@@ -92,6 +92,11 @@ def entries(
                 found.append(_entry(place, part.entries[place], record))
     except RunError as error:
         part.damage = part.damage or error.what
+    if not (wanted.tool or wanted.error or wanted.text):
+        # The page asks for these by their places, and would leave holes.
+        shown = places[:limit]
+        found += [_entry(place, part.entries[place], {}) for place in shown[len(found) :]]
+        following = places[len(shown)] if len(shown) < len(places) else None
     return found, following, (len(part.entries) if following is None else following) - start
 
 
