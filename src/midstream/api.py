@@ -86,7 +86,7 @@ from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import tracked, trackers_of
 from midstream.training.protocols import TrainableWorld
 from midstream.training.settings import TrainingConfig
-from midstream.view.bundle import AT_END, write_report
+from midstream.view.bundle import AT_END, write_runs
 
 if TYPE_CHECKING:
     from midstream.lessons.lesson_set import LessonSet
@@ -406,7 +406,7 @@ def _evaluate_in(
             reopen(begun, evaluations, store)
         run_coroutine(evaluate_sets(begun, evaluations, store, listener))
         begun.set_status("finished")
-        write_report(begun)
+        write_runs([begun.root], begun.report_path)
     if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
         shutil.rmtree(root / "strategy", ignore_errors=True)
     return Run(begun)
@@ -620,7 +620,7 @@ def _learn_in(
 
                     step = len(read_updates(run))
                 run.set_status("finished", ended, step=step)
-                write_report(run, most=AT_END)  # which shows the state, too
+                write_runs([run.root], run.report_path, most=AT_END)  # which shows the state, too
     return Run(run)
 
 

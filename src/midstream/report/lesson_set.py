@@ -119,14 +119,10 @@ def versions_table(versions: Sequence[Version]) -> Block | None:
     rows = []
     for version in versions:
         by = f"{version.by} {version.update}" if version.update else version.by
-        ids: dict[str, list[str]] = {}
-        for operation in version.operations:
-            if operation.kind != "keep":
-                ids.setdefault(operation.kind, []).append(operation.id)
-        changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
+        changes = [f"{operation.kind} {operation.id}" for operation in version.operations if operation.kind != "keep"]
         changes += [version.note] if version.note else []
         numbers = [str(version.number), str(len(version.lesson_set.rendered))]
-        rows.append([*numbers, by, "yes" if version.lesson_set.proven_for else "no", "; ".join(changes)])
+        rows.append([*numbers, by, "yes" if version.lesson_set.proven_for else "no", ", ".join(changes)])
     return blocks.table("", ("version", "lessons", "by", "proven", "changes"), rows, left=0, last=3)
 
 

@@ -21,7 +21,7 @@ from midstream.lessons.lesson_set import Lesson, LessonSet
 from midstream.lessons.settings import LessonsConfig
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, interval_cell, line, span_of, text
-from midstream.report.comparison import compared_blocks
+from midstream.report.comparison import compared_blocks, sentence
 from midstream.report.evaluation import all_evaluations, by_set, ends, evaluated_trajectories
 from midstream.report.lesson_set import bundles, came_from, effect_span, lesson_card, points, proven
 from midstream.report.numbers import (
@@ -167,14 +167,9 @@ def lead(data: LessonsData) -> str:
     if data.compared:
         pair = data.compared[0]
         tasks = f"{counted(pair.tasks, 'held-out task')} ({pair.set_name}, {pair.sampling})"
-        success = f"With the lessons the agent solves {percent(pair.other_success)} of {tasks}, without them "
-        success += percent(pair.first_success)
-        if pair.verdict == "the same":
-            sentences.append(f"{success}: every turn was the same.")
-        else:
-            sure = "" if pair.verdict in ("better", "worse") else ", which is no evidence of a difference"
-            interval = f"95% interval {gains(pair.interval)}"
-            sentences.append(f"{success}: {gain(pair.difference)} points, {interval}{sure}.")
+        success = f"{percent(pair.other_success)} of {tasks}, without them {percent(pair.first_success)}"
+        names = {pair.first: "the agent without them", pair.other: "the agent with them"}
+        sentences.append(f"With the lessons the agent solves {success}: {sentence(names, pair)}.")
     else:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
     if lesson_set.rendered and not lesson_set.proven_for:

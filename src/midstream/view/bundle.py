@@ -119,13 +119,6 @@ def write_runs(places: Sequence[Path], path: Path, *, max_mb: float = MAX_MB, mo
     write_page(selection, path, title=", ".join(names), start=_key((names[0],)) if len(names) == 1 else "")
 
 
-def write_report(
-    run: RunDirectory, path: Path | None = None, *, max_mb: float = MAX_MB, most: int = _MOST_TRAJECTORIES
-) -> None:
-    """Write a run as one page, by default in its directory; see `write_runs`."""
-    write_runs([run.root], path or run.report_path, max_mb=max_mb, most=most)
-
-
 def write_trajectory(run: RunDirectory, id_or_prefix: str, path: Path, *, max_mb: float = MAX_MB) -> None:
     """Write one trajectory as a page, with its group and its calls as far as they fit.
 
