@@ -40,25 +40,7 @@ _COMPARED = 4  # runs of which each is compared with each
 
 Path_ = tuple[str, ...]  # the pieces of a document's path
 Chosen = tuple[str, list[int], str]  # trajectories of a task: their part, their places in it, the task
-_SHELL = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<div id="app"></div>
-<noscript>This page needs JavaScript. `midstream show` prints a run in the terminal.</noscript>
-{scripts}
-</body>
-</html>
-"""
-BEGINNING = _SHELL.partition("\n")[0].encode()
+BEGINNING = b"<!doctype html>"
 _POLICY = "default-src 'none'; script-src {code}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -169,13 +151,18 @@ def page_html(documents: Mapping[str, Block], *, title: str, start: str) -> str:
     style = static("view.css")
     # No time is in it: equal documents give equal bytes.
     data = base64.b64encode(gzip.compress(_json(documents), 9, mtime=0)).decode("ascii")
-    return _SHELL.format(
-        policy=_POLICY.format(code=f"{_hash(first)} {_hash(code)}", style=_hash(style)),
-        title=escape(title),
-        style=style,
-        scripts=f'<script type="application/gzip" id="data">{data}</script>\n'
+    policy = _POLICY.format(code=f"{_hash(first)} {_hash(code)}", style=_hash(style))
+    inline = {
+        "<title>midstream</title>": f"<title>{escape(title)}</title>",
+        '<link rel="stylesheet" href="view.css">': f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<style>{style}</style>",
+        '<script src="view.js" defer></script>': f'<script type="application/gzip" id="data">{data}</script>\n'
         f"<script>{first}</script>\n<script>{code}</script>",
-    )
+    }
+    page = static("index.html")
+    for linked, content in inline.items():
+        page = page.replace(linked, content)
+    return page
 
 
 # --- what is chosen ---------------------------------------------------------------------------------------------------
