@@ -22,7 +22,6 @@ from midstream.report.trajectory import (
     output_row,
     part_rows,
     reply_rows,
-    stream_rows,
     template_of,
     trajectory_blocks,
     turn_rows,
@@ -103,7 +102,7 @@ def rows(text: str) -> list[str]:
 
 
 def labels(turn: Turn, template: Template = MATH) -> list[str]:
-    return [row.label for row in stream_rows(turn, template)]
+    return [row.label for row in turn_rows(turn, template, stream=True)]
 
 
 def test_a_stream_reads_in_its_order_and_says_who_wrote_what():
@@ -186,7 +185,7 @@ def test_a_reply_of_several_requests_is_read_as_one():
 def test_requests_of_tools_and_users_are_no_part_of_the_stream():
     turn = math_stream().turns[1]
     busy = turn.model_copy(update={"calls": (*turn.calls, Call(role="user", completion="hello"))})
-    assert stream_rows(busy, MATH) == stream_rows(turn, MATH)
+    assert turn_rows(busy, MATH, stream=True) == turn_rows(turn, MATH, stream=True)
 
 
 def test_parts_of_calls_and_outputs():

@@ -58,9 +58,8 @@ _FROM_QUESTIONS = "questions alone, without a rollout"
 class LessonsData:
     """The records of a lesson run; every list may be empty.
 
-    `run` is its directory as commands name it, `updates_planned` how many updates it makes at most, `learned_from` what
-    graded its rollouts, in words. `compared` holds the paired comparison of the test sets without and with lessons,
-    `notes` explain why one is missing. `spent` is all that was used, `costs` its parts by phase and role where they
+    `run` is its directory as commands name it, `learned_from` what graded its rollouts. `compared` holds the test sets
+    without and with lessons, `notes` why one is missing. `costs` are the parts of `spent` by phase and role where they
     were kept; the role of the rollouts is "".
     """
 

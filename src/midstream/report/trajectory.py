@@ -71,17 +71,20 @@ class Row(NamedTuple):
 def opening_rows(trajectory: Trajectory) -> list[Row]:
     """What came before the first turn: the analysis of the query, and requests that failed."""
     rows = [Row("analysis", trajectory.analysis)] if trajectory.analysis else []
-    return rows + [row for call in trajectory.opening_calls for row in trouble_rows(call)]
+    return rows + trouble_rows(*trajectory.opening_calls)
 
 
 def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
     """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
     if stream:
-        rows = stream_rows(turn, template)
+        rows = [stream_row("user", turn.user, sampled=False)] if turn.user else []
+        rows += reply_rows(turn.calls, template, first=turn.index == 1, without=("call",) * (turn.action is not None))
+        rows += [call_row(turn.action, turn.command)] if turn.action is not None else []
+        rows += [output_row(turn.observation)] if turn.observation is not None else []
     else:
         parts = (turn.action, turn.command, turn.observation, turn.verdict)
         rows = [row for part in parts if part is not None for row in part_rows(part, turn.calls)]
-    rows += [row for call in turn.calls for row in trouble_rows(call)]
+    rows += trouble_rows(*turn.calls)
     if turn.error is not None:
         limit = turn.error.type in _LIMITS
         rows.append(Row("limit" if limit else "broken", turn.error.line, "warn" if limit else "bad"))
@@ -133,12 +136,14 @@ def call_text(tool: str, arguments: dict) -> str:
     return f"{tool}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in arguments.items())})"
 
 
-def trouble_rows(call: Call) -> list[Row]:
-    """Failed attempts of a request, and a reply that had to be repaired. Its final error is the turn's."""
-    role = call.role or call.engine or "request"
-    rows = [Row(f"retry {place}", f"{role}: {reason}", "warn") for place, reason in enumerate(call.failures, 1)]
-    if call.repaired:
-        rows.append(Row("repaired", f"the reply of the {role} was not JSON until it was repaired", "warn"))
+def trouble_rows(*calls: Call) -> list[Row]:
+    """Failed attempts of requests, and replies that had to be repaired. Their final error is the turn's."""
+    rows = []
+    for call in calls:
+        role = call.role or call.engine or "request"
+        rows += [Row(f"retry {place}", f"{role}: {reason}", "warn") for place, reason in enumerate(call.failures, 1)]
+        if call.repaired:
+            rows.append(Row("repaired", f"the reply of the {role} was not JSON until it was repaired", "warn"))
     return rows
 
 
@@ -198,19 +203,10 @@ def template_of(resolved: Mapping[str, Any]) -> Template | None:
         return None
 
 
-def stream_rows(turn: Turn, template: Template | None) -> list[Row]:
-    """A turn of a stream: what a user said, what the policy wrote, its call, and the result."""
-    rows = [stream_row("user", turn.user, sampled=False)] if turn.user else []
-    rows += reply_rows(turn.calls, template, first=turn.index == 1, without=("call",) * (turn.action is not None))
-    if turn.action is not None:
-        rows.append(call_row(turn.action, turn.command))
-    return rows + ([output_row(turn.observation)] if turn.observation is not None else [])
-
-
 def last_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
     """The reply that ended a stream, and requests that failed after the last turn."""
     rows = reply_rows(trajectory.closing_calls, template, first=not trajectory.turns)
-    return rows + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
+    return rows + trouble_rows(*trajectory.closing_calls)
 
 
 def reply_rows(

@@ -36,24 +36,16 @@ class Filter:
     error: str = ""
     text: str = ""
 
-    def __post_init__(self) -> None:
-        if self.reward not in ("", "none") and not _REWARD.fullmatch(self.reward):
-            raise UsageError(
-                f"reward = {self.reward!r} is no filter",
-                code="setting-range",
-                fix="a number such as 1 or <0.5, or none",
-            )
-
     def takes(self, entry: Entry) -> bool:
-        """Whether the index lets the trajectory pass."""
+        """Whether the index lets the trajectory pass. Raises `UsageError` for a reward of another form."""
         if self.status and entry.status != self.status:
             return False
-        if not self.reward:
-            return True
-        if entry.score is None or self.reward == "none":
-            return entry.score is None and self.reward == "none"
-        sign, number = _REWARD.fullmatch(self.reward).groups()  # type: ignore[union-attr]  # checked
-        return _COMPARE[sign](entry.score, float(number))
+        if self.reward in ("", "none"):
+            return not self.reward or entry.score is None
+        if (wanted := _REWARD.fullmatch(self.reward)) is None:
+            fix = "a number such as 1 or <0.5, or none"
+            raise UsageError(f"reward = {self.reward!r} is no filter", code="setting-range", fix=fix)
+        return entry.score is not None and _COMPARE[wanted[1]](entry.score, float(wanted[2]))
 
     def finds(self, record: Block) -> bool:
         """Whether the trajectory of a record passes."""

@@ -27,14 +27,16 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
     from midstream.gateway.forms import FormError
     from midstream.lessons.access import cast_vote, find_lesson
 
-    known = {"part", "id", "lesson", "vote", "note"}
-    if not isinstance(body, dict) or not set(body) <= known or not all(isinstance(text, str) for text in body.values()):
-        raise FormError("body-invalid", f"feedback is an object of texts, of {', '.join(sorted(known))}", None)
-    if body.get("vote", "") not in _VALUES or len(body.get("note", "")) > LONGEST_NOTE:
-        words = f'a vote is "up", "down" or "", a note has at most {LONGEST_NOTE:,} characters'
-        raise FormError("body-invalid", words, None)
-    if {key for key in ("part", "id", "lesson") if body.get(key)} not in ({"part", "id"}, {"lesson"}):
-        raise FormError("body-invalid", "feedback is on a trajectory, by part and id, or on a lesson", None)
+    known = ("part", "id", "lesson", "vote", "note")
+    if (
+        not isinstance(body, dict)
+        or not all(isinstance(text, str) for text in body.values())
+        or {key for key in body if body[key] or key not in known} - {"vote", "note"} not in ({"part", "id"}, {"lesson"})
+        or body.get("vote", "") not in _VALUES
+        or len(body.get("note", "")) > LONGEST_NOTE
+    ):
+        form = f'"part" and "id", or "lesson"; "vote": "up", "down" or ""; "note": at most {LONGEST_NOTE:,} characters'
+        raise FormError("body-invalid", f"feedback is an object of texts: {form}", None)
     if part is not None:
         place = next((place for place, entry in enumerate(part.entries) if entry.id == body["id"]), None)
         if place is None:
