@@ -55,10 +55,6 @@ def test_buckets_keep_the_mean_and_the_limit():
     assert kept[0] == (8.0, pytest.approx(0.008))
 
 
-def test_running_mean():
-    assert numbers.running_mean([(1, 0.0), (2, 1.0), (3, 2.0)], 2) == [(1, 0.0), (2, 0.5), (3, 1.5)]
-
-
 def test_shorten_says_what_is_left_out():
     assert numbers.shorten("abc", 3) == "abc"
     assert numbers.shorten("x" * 1500, 10) == "x" * 10 + " … (1,490 characters more)"

@@ -82,12 +82,6 @@ def table(
     return {"kind": "table", "caption": caption, "columns": columns, "rows": shown}
 
 
-def counts(caption: str, rows: Iterable[tuple[str, int, str]]) -> Block | None:
-    """A table of counts, each with its meaning; those that are 0 are left out."""
-    cells = [(name, f"{count:,}", {"text": note, "tone": "soft"}) for name, count, note in rows if count]
-    return table(f"{caption} What is not listed did not happen.", ("What", "Count", "Meaning"), cells, last=1)
-
-
 def cell(words: str, tone: str = "") -> Cell:
     """A cell with a tone."""
     return {"text": words, "tone": tone} if tone else words

@@ -123,13 +123,6 @@ def buckets(points: Sequence[Point], limit: int) -> list[Point]:
     return [(statistics.fmean(x for x, _ in chunk), statistics.fmean(y for _, y in chunk)) for chunk in chunks]
 
 
-def running_mean(points: Sequence[Point], window: int) -> list[Point]:
-    """Each point with the mean of itself and up to `window` - 1 points before it."""
-    finite = [point for point in points if all(map(math.isfinite, point))]
-    recent = [finite[max(0, index - window) : index] for index in range(1, len(finite) + 1)]
-    return [(some[-1][0], statistics.fmean(y for _, y in some)) for some in recent]
-
-
 # --- lessons and budgets ---------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.report import blocks
-from midstream.report.blocks import Block, Cell, Section, chart, charts, curve, line, text
+from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, line, text
 from midstream.report.evaluation import (
     all_evaluations,
     before_and_after,
@@ -26,11 +26,11 @@ from midstream.report.numbers import (
     mean,
     nothing_learned,
     percent,
-    running_mean,
     summed,
 )
 
 _BAND_POINTS = 60
+_SMOOTH_POINTS = 40
 _MOST_BANDS = 6
 
 
@@ -140,12 +140,12 @@ def tool_shift(before: Sequence[EvaluationResult], after: Sequence[EvaluationRes
 def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
     """Training reward and held-out success by step, side by side."""
     counted = [step for step in metrics if step.trajectories_error < max(1, step.trajectories)]
-    raw = buckets([(step.step, step.reward_mean) for step in counted], blocks.LINE_POINTS)
-    window = max(1, len(raw) // 20)
-    lines, note = [line("reward", running_mean(raw, window))], "mean of the sampled runs"
-    if window > 1:
-        lines.insert(0, line("reward", raw, faint=True))
-        note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
+    points = [(step.step, step.reward_mean) for step in counted]
+    lines, note = [line("reward", buckets(points, blocks.LINE_POINTS))], "mean of the sampled runs"
+    if len(points) > _SMOOTH_POINTS:
+        smooth = buckets(points, _SMOOTH_POINTS)
+        lines = [{**lines[0], "faint": True}, line("reward", smooth)]
+        note = f"bold: mean of {round(len(points) / len(smooth))} steps"
     return charts(
         chart("Training reward", note, lines),
         chart("Held-out success", "tasks kept out of training", held_out(evaluations)),
@@ -280,4 +280,6 @@ def counts(metrics: Sequence[StepMetrics]) -> Block | None:
         *(("Rows split from a conversation", count, reason) for reason, count in sums("rows_split")),
         *(("Samples left out", count, reason) for reason, count in sums("samples_left_out")),
     ]
-    return blocks.counts("Sums over all steps.", rows)
+    cells = [(name, f"{count:,}", cell(note, "soft")) for name, count, note in rows if count]
+    caption = "Sums over all steps. What is not listed did not happen."
+    return blocks.table(caption, ("What", "Count", "Meaning"), cells, last=1)
