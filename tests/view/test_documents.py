@@ -82,12 +82,12 @@ def test_a_list_comes_in_pages(client: Client, step: list[Trajectory]) -> None:
 
 def test_a_list_has_no_holes_when_time_is_up(runs: Path) -> None:
     documents = Documents([runs])
-    whole = documents.part("training", "step-000003", seconds=-1)
+    whole = documents.part("training", "step-000003", Filter(seconds=-1))
     assert names(whole["entries"]) == list(range(16))
     assert whole["next"] is None
-    first = documents.part("training", "step-000003", start=2, limit=5, seconds=-1)
+    first = documents.part("training", "step-000003", Filter(start=2, limit=5, seconds=-1))
     assert (names(first["entries"]), first["next"]) == (list(range(2, 7)), 7)
-    filtered = documents.part("training", "step-000003", limit=5, seconds=-1, wanted=Filter(text="e"))
+    filtered = documents.part("training", "step-000003", Filter(text="e", limit=5, seconds=-1))
     assert (len(filtered["entries"]), filtered["next"]) == (1, 1)
 
 

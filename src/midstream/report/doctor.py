@@ -10,7 +10,7 @@ from typing import Literal
 
 from midstream.core.data import Frozen
 from midstream.report.blocks import Block, Cell, cell, code, facts, heading, table, text
-from midstream.report.numbers import counted, counts_text, cut, listed, number
+from midstream.report.numbers import counted, counts_text, cut, number
 
 Status = Literal["ok", "warning", "failed"]
 _STATUS_TONES = {"ok": "up", "warning": "warn", "failed": "bad"}
@@ -156,7 +156,7 @@ def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str
         engine = [f"engines.large.{key}" for key in ("type=openai_compatible", "model=NAME", "base_url=URL")]
         settings = [*engine, *(f"agent.{role}.engine=large" for role in weak)]
         advice.append(
-            f"give {listed(weak)} a larger model, and keep this one for {listed(strong)}:"
+            f"give {', '.join(weak)} a larger model, and keep this one for {', '.join(strong)}:"
             + "".join(f"\n  --set {setting}" for setting in settings)
         )
     if any(role.total("retries") for role in roles):
@@ -215,7 +215,7 @@ def role_blocks(diagnosis: Diagnosis) -> list[Block | None]:
     for title, blocks in sections.items():
         found += [heading(title), *blocks] if any(blocks) else []
     # The list of checks may have scrolled away.
-    return [*found, text(f"On this machine {listed(failed)} failed, see above." if failed else "")]
+    return [*found, text(f"On this machine {', '.join(failed)} failed, see above." if failed else "")]
 
 
 def _rates(roles: Sequence[RoleResult]) -> Block | None:
@@ -229,4 +229,4 @@ def _rates(roles: Sequence[RoleResult]) -> Block | None:
             right = cell(f"{rate.right}/{rate.of}", _TONES[standing_of({check: rate})])
             rows.append(["" if place else role.role, check, right, *(["", ""] if place else costs)])
     heads = ("role", "check", "right", "asks", "median s")
-    return table(f"Can {listed(models)} {wanted}?", heads, rows, left=2)
+    return table(f"Can {', '.join(models)} {wanted}?", heads, rows, left=2)

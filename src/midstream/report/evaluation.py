@@ -323,17 +323,11 @@ def task_list(trajectories: Iterable[Trajectory]) -> Iterator[Block | None]:
 
 def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[Block]:
     """The same for programs, each with the fields of `evaluation`."""
-    return (
-        {
+    for trajectory in trajectories:
+        yield {
             **evaluation,
-            "id": trajectory.id,
-            "task_id": trajectory.task_id,
+            **trajectory.model_dump(include={"id", "task_id", "question", "answer", "gold"}),
             "trial": trajectory.rollout_index,
-            "question": trajectory.question,
-            "answer": trajectory.answer,
-            "gold": trajectory.gold,
             "score": None if trajectory.reward is None else trajectory.reward.value,
             "error": trajectory.error and trajectory.error.message,
         }
-        for trajectory in trajectories
-    )

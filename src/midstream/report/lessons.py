@@ -215,16 +215,11 @@ def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
     rewards = [(update.step, update.mean_reward) for update in updates]
     useful = [(u.step, 1 - (u.uniform + len(u.broken)) / u.groups) for u in updates if u.groups]
     sizes, turns = [(u.step, u.lessons) for u in updates], [(u.step, u.turns_mean) for u in updates]
-    total = {fate: sum(update.event.fates.get(fate, 0) for update in updates) for fate in FATES}
-    bands = [
-        line(fate, [(update.step, update.event.fates.get(fate, 0)) for update in updates], color)
-        for fate, color in FATES.items()
-        if total[fate]
-    ]
-    words = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
+    by_fate = {fate: [(update.step, update.event.fates.get(fate, 0)) for update in updates] for fate in FATES}
+    bands = [line(fate, by_fate[fate], color) for fate, color in FATES.items() if any(n for _, n in by_fate[fate])]
     shown = {"x": "update", "as_percent": False}
     learning = [line("Mean reward of the learning rollouts", rewards)]
-    fates = chart("Changes", "what became of what was proposed", bands, words, stacked=True, **shown)
+    fates = chart("Changes", "what became of what was proposed", bands, stacked=True, **shown)
     return [
         charts(
             chart("Learning reward", "of the learning rollouts, not held out", learning, **shown),

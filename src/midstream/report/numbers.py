@@ -79,11 +79,6 @@ def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return total
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence: "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 def troubles(request_failures: int, replies_repaired: int) -> str:
     """What went wrong around requests and was repaired: "3 request failures, 1 reply repaired"; "" for nothing."""
     parts = [counted(request_failures, "request failure")] if request_failures else []

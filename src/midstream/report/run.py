@@ -19,7 +19,6 @@ from midstream.report.evaluation import evaluated_trajectories, evaluation_page,
 from midstream.report.training import training_page
 from midstream.report.trajectory import LEGEND, is_stream, template_of, trajectory_document
 from midstream.runs import RunDirectory
-from midstream.runs.files import damaged
 from midstream.runs.info import EvaluationInfo, RunInfo
 from midstream.runs.journal import skip_damage, warn
 
@@ -48,12 +47,10 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
 
     first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
     try:
-        if len(first) != len(last):
-            raise damaged(last.path, f"it holds {len(last):,} trajectories, and {first.path.name} {len(first):,}")
         entries = enumerate(zip(first.entries(), last.entries(), strict=True))
         solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
         old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
-    except RunError as error:
+    except (RunError, ValueError) as error:  # one of them is damaged, or shorter than the other
         warn(f"no question is shown before and after: {error}")
         return []
     return [(label(before[-1:], ""), old), (label(after[-1:], ""), new)]

@@ -29,6 +29,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.view import MAX_MB
 from midstream.view.documents import Documents
+from midstream.view.entries import Filter
 
 _IN_BASE64 = 4 / 3
 _FOR_CALLS = 0.4  # of the bytes that are left for trajectories: their prompts and tokens
@@ -70,7 +71,7 @@ class Selection:
         try:
             match path:
                 case ["run", run, "part", part]:
-                    document = self.documents.part(run, part)  # however long it takes
+                    document = self.documents.part(run, part, Filter())  # however long it takes
                 case _:
                     document = self.documents.get(path, {"limit": str(_MOST_TURNS)})
         except MidstreamError:  # of a damaged part, or of a call without tokens

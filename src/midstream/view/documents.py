@@ -9,7 +9,6 @@ Each is a JSON value (viewer/README.md). A run that is damaged or half written i
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -32,7 +31,7 @@ from midstream.runs.journal import skip_damage
 from midstream.runs.segments import Entry, evaluation_name, result_name
 from midstream.view import calls
 from midstream.view.advantages import advantages
-from midstream.view.entries import NO_FILTER, Filter, entries
+from midstream.view.entries import Filter, entries
 from midstream.view.feedback import given_on_lessons, given_on_trajectories, keep_feedback
 from midstream.view.parts import RESTORE, Part, journal_sets, of_task, segment_part, trajectory_at
 from midstream.view.runs import Runs, state_of, summary, updates_of
@@ -60,9 +59,9 @@ class Documents:
             case ["run", run]:
                 return self.run(run)
             case ["run", run, "part", part]:
-                wanted = Filter(**{name: query.get(name, "") for name in ("reward", "status", "tool", "error", "text")})
-                start, limit = _number(query, "from", 0), _number(query, "limit", PAGE)
-                return self.part(run, part, start=start, limit=max(1, limit), wanted=wanted, seconds=_LISTED_S)
+                texts = {name: query.get(name, "") for name in ("reward", "status", "tool", "error", "text")}
+                start, limit = _number(query, "from", 0), max(1, _number(query, "limit", PAGE))
+                return self.part(run, part, Filter(**texts, start=start, limit=limit, seconds=_LISTED_S))
             case ["run", run, "part", part, "group", task]:
                 return self.group(run, part, task)
             case ["run", run, "part", part, "trajectory", place]:
@@ -107,19 +106,10 @@ class Documents:
         warnings = list(dict.fromkeys([*about["damage"], *warnings]))
         return {"summary": about, "page": page, "parts": listed, "warnings": safe(warnings)}
 
-    def part(
-        self,
-        run: str,
-        name: str,
-        *,
-        start: int = 0,
-        limit: int | None = None,
-        wanted: Filter = NO_FILTER,
-        seconds: float = math.inf,
-    ) -> Block:
-        """A list of trajectories, from the place `start` on."""
+    def part(self, run: str, name: str, wanted: Filter) -> Block:
+        """A list of trajectories."""
         part = self.open(run, name)
-        found, following, seen = entries(part, start, limit, wanted, seconds)
+        found, following, seen = entries(part, wanted)
         directory = self.runs.directory(run)
         listed = {each["name"]: each for each in parts(directory, [])}
         return safe(

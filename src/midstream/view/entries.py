@@ -23,8 +23,9 @@ _LONGEST = 400  # characters of a question or an answer in a list
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What a list holds.
+    """What a list holds: at most `limit` trajectories from the place `start` on that pass.
 
+    After about so many `seconds` of reading a filtered list ends early, another one shows only what the index says.
     `reward` is a number, one with "<", "<=", ">" or ">=" before it, or "none"; `status` is "ok" or "error". `tool` is
     the name of a tool that was called, `error` a text within an error of the trajectory or of a turn ("*": any),
     `text` one within a question, an answer or any other text; letter case does not matter.
@@ -35,6 +36,9 @@ class Filter:
     tool: str = ""
     error: str = ""
     text: str = ""
+    start: int = 0
+    limit: int | None = None
+    seconds: float = math.inf
 
     def takes(self, entry: Entry) -> bool:
         """Whether the index lets the trajectory pass. Raises `UsageError` for a reward of another form."""
@@ -60,36 +64,28 @@ class Filter:
             return False
 
 
-NO_FILTER = Filter()
-
-
-def entries(
-    part: Part, start: int = 0, limit: int | None = None, wanted: Filter = NO_FILTER, seconds: float = math.inf
-) -> tuple[list[Block], int | None, int]:
-    """At most `limit` entries from the place `start` on, where to continue (None: at the end), and how many were seen.
-
-    After about so many seconds of reading a filtered list ends early; another one then shows only what the index says.
-    """
-    places = [place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry)]
+def entries(part: Part, wanted: Filter) -> tuple[list[Block], int | None, int]:
+    """The entries of a list, where to continue (None: at its end), and how many trajectories were seen."""
+    places = [place for place, entry in enumerate(part.entries) if place >= wanted.start and wanted.takes(entry)]
     found: list[Block] = []
     following, until = None, math.inf
     try:
         for place, record in zip(places, records(part, places), strict=True):
-            if len(found) == limit or time.monotonic() > until:
+            if len(found) == wanted.limit or time.monotonic() > until:
                 following = place
                 break
             # The clock starts here, since the first record may be deep in its file.
-            until = min(until, time.monotonic() + seconds)
+            until = min(until, time.monotonic() + wanted.seconds)
             if wanted.finds(record):
                 found.append(_entry(place, part.entries[place], record))
     except RunError as error:
         part.damage = part.damage or error.what
     if not (wanted.tool or wanted.error or wanted.text):
         # The page asks for these by their places, and would leave holes.
-        shown = places[:limit]
+        shown = places[: wanted.limit]
         found += [_entry(place, part.entries[place], {}) for place in shown[len(found) :]]
         following = places[len(shown)] if len(shown) < len(places) else None
-    return found, following, (len(part.entries) if following is None else following) - start
+    return found, following, (len(part.entries) if following is None else following) - wanted.start
 
 
 def _entry(place: int, entry: Entry, record: Block) -> Block:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import add_feedback, read_feedback
-from midstream.view.entries import entries
+from midstream.view.entries import Filter, entries
 from midstream.view.parts import Part
 
 LONGEST_NOTE = 10_000  # characters
@@ -43,7 +43,7 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
             what = f"{body['part']} has no trajectory {body['id']!r}"
             raise UsageError(what, code="unknown-name", fix="reload the page: the run may have been rewound")
         # With the texts of the trajectory a vote is of use without its part.
-        shown = next(iter(entries(part, place, 1)[0]), {})
+        shown = next(iter(entries(part, Filter(start=place, limit=1))[0]), {})
         texts = {"question": shown.get("question") or "", "answer": shown.get("answer")}
         kept = add_feedback(run.root, {**body, "task": part.entries[place].task_id, **texts})
         return {"vote": kept.vote, "note": kept.note}
