@@ -87,7 +87,18 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     found = {skipped.role: skipped for skipped in unreached(build)}
     for role in roles:
         answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
-        found[role.name] = _role_result(role, answered)
+        seconds, rates = [each for result in answered for each in result.seconds], rates_of(answered)
+        found[role.name] = RoleResult(
+            role=role.name,
+            standing=standing_of(rates),
+            model=getattr(getattr(role.engine, "config", None), "model", role.engine.name),
+            engine=role.engine.name,
+            structured_output=getattr(role.config, "structured_output", None),
+            rates=rates,
+            asks=len(seconds),
+            median_s=statistics.median(seconds) if seconds else None,
+            cases=tuple(answered),
+        )
     everyone = list(found.values())
     advice, planner = advice_on(everyone, probes), found.get("planner")
     readable = planner.rates.get("reply readable") if planner else None
@@ -182,20 +193,4 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         repaired=sum(call.repaired for call in calls),
         cut_off=sum(call.finish_reason == "length" for call in calls),
         too_long=too_long,
-    )
-
-
-def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
-    seconds = [duration_s for case in cases for duration_s in case.seconds]
-    rates = rates_of(cases)
-    return RoleResult(
-        role=role.name,
-        standing=standing_of(rates),
-        model=getattr(getattr(role.engine, "config", None), "model", role.engine.name),
-        engine=role.engine.name,
-        structured_output=getattr(role.config, "structured_output", None),
-        rates=rates,
-        asks=len(seconds),
-        median_s=statistics.median(seconds) if seconds else None,
-        cases=tuple(cases),
     )

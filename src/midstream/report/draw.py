@@ -6,10 +6,9 @@ chart are sparklines. What the browser folds is left out, unless `folds` asks fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, takewhile
 from textwrap import fill
-from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -81,7 +80,12 @@ def _drawn(block: Block, folds: bool, least: int) -> RenderableType | None:
         case "table":
             return _Table(block)
         case "cards":
-            return fields(map(_card, block["cards"]), style="bold")
+            rows = []
+            for card in block["cards"]:
+                words = plain(shorten(card["text"], _CELL_LIMIT), STYLES["gone"] if card["struck"] else "")
+                facts = (Text(visible(fact), "dim") for fact in card["facts"])
+                rows.append((Text(visible(card["id"])), Group(words, *facts)))
+            return fields(rows, style="bold")
         case "fold" if folds:
             return Group(plain(block["title"], "bold"), Padding(draw(block["blocks"], folds=True), _INDENT))
     return None
@@ -106,13 +110,6 @@ def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least:
 def _text(cell: Cell, limit: int = _CELL_LIMIT) -> Text:
     words, tone = (cell, "") if isinstance(cell, str) else (cell["text"], cell.get("tone", ""))
     return Text(visible(shorten(words, limit)), STYLES.get(tone, ""))
-
-
-def _card(card: Mapping[str, Any]) -> tuple[Text, Group]:
-    """A lesson: its name, and next to it its text above what is known about it."""
-    style = STYLES["gone"] if card["struck"] else ""
-    lines = [Text(visible(fact), "dim") for fact in card["facts"]]
-    return Text(visible(card["id"])), Group(plain(shorten(card["text"], _CELL_LIMIT), style), *lines)
 
 
 def _lines(charts: Sequence[Block]) -> RenderableType | None:

@@ -106,8 +106,20 @@ class Timeline:
         if policy and event.kind in ("action", "command", "observation", "user"):
             self._written()
         match event.kind:
+            case "start" if policy and event.turn == self._replied:
+                # The same reply continues.
+                self._doing, self._text = event.role, ""
             case "start":
-                self._start(event)
+                if event.turn == 1 and self._turn == 0 and not self._requests:
+                    # What was loaded before is not the run's time.
+                    self._began = time.monotonic()
+                if event.role in ("planner", POLICY):
+                    self._written()
+                    # A reply may make several turns, or none.
+                    self._unit, self._turn = ("reply", self._turn + 1) if policy else ("turn", event.turn)
+                    self._console.print(Text(f"\n{self._unit} {self._turn}", "bold cyan"))
+                    self._replied = event.turn
+                self._begin(event.role)
             case "text":
                 self._text = (self._text + value)[-_KEPT_TEXT:]
             case "retry":
@@ -180,20 +192,6 @@ class Timeline:
         self._print([Row("requests", trouble or "none failed", "warn" if trouble else "")])
 
     # --- events ---------------------------------------------------------------------------------------------------
-
-    def _start(self, event: TurnEvent) -> None:
-        if event.turn == 1 and self._turn == 0 and not self._requests:
-            self._began = time.monotonic()  # what was loaded before is not the run's time
-        if event.role == POLICY and event.turn == self._replied:  # the same reply continues
-            self._doing, self._text = event.role, ""
-            return
-        if event.role in ("planner", POLICY):
-            self._written()
-            # A reply may make several turns, or none.
-            self._unit, self._turn = ("turn", event.turn) if event.role == "planner" else ("reply", self._turn + 1)
-            self._console.print(Text(f"\n{self._unit} {self._turn}", "bold cyan"))
-            self._replied = event.turn
-        self._begin(event.role)
 
     def _begin(self, doing: str) -> None:
         self._doing, self._text, self._calls = doing, "", []

@@ -201,9 +201,11 @@ def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
     for step in metrics:
         for name, value in step.schedules.items():
             found.setdefault(name, []).append((step.step, value))
-    stage = found.pop("tasks.stages", [])
-    curves = [curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()]
-    return charts(curve("tasks.stages", "the stage", stage, 4) if stage else None, *curves)
+    shown = []
+    for name, points in found.items():
+        of_tool = name != "tasks.stages"
+        shown.append(curve(name, "probability" if of_tool else "the stage", points, 4, as_percent=of_tool))
+    return charts(*shown)
 
 
 def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:

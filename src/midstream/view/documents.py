@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ from midstream.view.feedback import given_on_lessons, given_on_trajectories, kee
 from midstream.view.parts import RESTORE, Part, journal_sets, of_task, segment_part, trajectory_at
 from midstream.view.runs import Runs, state_of, summary, updates_of
 
+T = TypeVar("T")
 PAGE = 100  # entries of a list, unless a number is asked for
 TURNS = 50  # turns of a trajectory
 _LISTED_S = 0.3
@@ -73,7 +74,7 @@ class Documents:
             case ["run", run, "part", part, "trajectory", place, "call", number, "tokens"]:
                 return self.tokens(run, part, _place(place), _place(number))
             case ["compare", first, second]:
-                return _kept(_comparison, self.runs.directory(first), self.runs.directory(second))
+                return comparison_page(_kept(compare, self.runs.directory(first), self.runs.directory(second)))
         raise _missing(f"there is no document {'/'.join(path)!r}")
 
     def list_runs(self) -> Block:
@@ -207,7 +208,7 @@ class Documents:
         raise _missing(f"{run} has no part {name!r}")
 
 
-def _kept(make: Callable[..., Any], *runs: RunDirectory) -> Any:
+def _kept(make: Callable[..., T], *runs: RunDirectory) -> T:
     """What `make` makes of these runs, kept while their files stay as they are."""
     return _made(make, *((run.root, state_of(run.root)) for run in runs))
 
@@ -215,10 +216,6 @@ def _kept(make: Callable[..., Any], *runs: RunDirectory) -> Any:
 @lru_cache(8)
 def _made(make: Callable[..., Any], *runs: tuple[Path, Hashable]) -> Any:
     return make(*(RunDirectory(root) for root, _ in runs))
-
-
-def _comparison(first: RunDirectory, second: RunDirectory) -> Block:
-    return comparison_page(compare(first, second))
 
 
 def _overview(run: RunDirectory) -> Block:

@@ -55,8 +55,10 @@ class Filter:
         """Whether the trajectory of a record passes."""
         try:
             turns = record.get("turns") or []
+            named = (part for turn in turns for part in (turn.get("action"), turn.get("command")))
+            made = (call for turn in turns for call in (turn.get("observation") or {}).get("tool_calls", ()))
             return (
-                (not self.tool or any(self.tool in _tools(turn) for turn in turns))
+                (not self.tool or any(part and part.get("tool") == self.tool for part in (*named, *made)))
                 and (not self.error or _within(self.error, _errors(record, turns)))
                 and (not self.text or _within(self.text, _texts(record)))
             )
@@ -98,13 +100,6 @@ def _entry(place: int, entry: Entry, record: Block) -> Block:
             text = record.get(name)
             found[name] = text[:_LONGEST] if isinstance(text, str) else None
     return found
-
-
-def _tools(turn: Block) -> list[str]:
-    """The tools that a turn named."""
-    return [turn[name].get("tool", "") for name in ("action", "command") if isinstance(turn.get(name), dict)] + [
-        call.get("tool", "") for call in (turn.get("observation") or {}).get("tool_calls", ())
-    ]
 
 
 def _errors(record: Block, turns: list[Block]) -> Iterator[str]:

@@ -94,28 +94,23 @@ class JournalIndex:
                 self._end += len(line)
 
 
+# What is known of a file is kept while it is the same file, a segment also only while it does not change.
+_segments = lru_cache(_CACHED)(lambda path, *state: SegmentPart(path))
+_journals = lru_cache(_CACHED)(lambda path, inode: JournalIndex(path))
+
+
 def segment_part(path: Path) -> SegmentPart:
-    """The part of a finished file; it is read again when the file changes."""
+    """The part of a finished file."""
     found = path.stat()
-    return _segment(path, (found.st_ino, found.st_size, found.st_mtime_ns))
-
-
-@lru_cache(_CACHED)
-def _segment(path: Path, state: tuple[int, ...]) -> SegmentPart:
-    return SegmentPart(path)
+    return _segments(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def journal_sets(path: Path) -> dict[str, JournalPart]:
     """The sets of a journal, with what was appended since the last call."""
     # A journal from which records are removed is written anew, as another file.
-    journal = _journal(path, path.stat().st_ino)
+    journal = _journals(path, path.stat().st_ino)
     journal.update()
     return journal.sets
-
-
-@lru_cache(_CACHED)
-def _journal(path: Path, inode: int) -> JournalIndex:
-    return JournalIndex(path)
 
 
 def records(part: Part, places: Iterable[int]) -> Iterator[Block]:

@@ -106,7 +106,8 @@ def summary(root: Path, state: Hashable) -> Block:
     """What a list of runs says of one in this state; what cannot be read is named under "damage"."""
     run = RunDirectory(root)
     damage: list[str] = []
-    updated = datetime.fromtimestamp(_last_change(root), UTC).isoformat(timespec="seconds")
+    changes = (os.stat(found).st_mtime for name in _WATCHED if os.path.exists(found := root / name))
+    updated = datetime.fromtimestamp(max(changes, default=0.0), UTC).isoformat(timespec="seconds")
     found: Block = {
         "path": str(root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
         "started": "", "updated": updated, "step": 0, "steps": None, "success": None, "interval": None,
@@ -177,10 +178,6 @@ def _success(evaluations: Sequence[EvaluationResult]) -> Block:
         "interval": last.interval and list(last.interval),
         "before": before[0].success if after else None,
     }
-
-
-def _last_change(root: Path) -> float:
-    return max((os.stat(found).st_mtime for name in _WATCHED if os.path.exists(found := root / name)), default=0.0)
 
 
 def _below(place: Path, levels: int) -> Iterable[Path]:
