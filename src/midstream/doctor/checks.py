@@ -21,7 +21,8 @@ from midstream.report.numbers import cut
 from midstream.rollout import run_concurrently
 from midstream.sandbox import tiers
 
-PROBE_LIMIT_S = 120.0  # a first import of PyTorch from a slow disk takes a minute
+# A first import of PyTorch from a slow disk takes a minute.
+PROBE_LIMIT_S = 120.0
 # Run in another process: a PyTorch that does not fit its driver can crash the process that imports it.
 _TORCH = """
 import json, torch

@@ -29,7 +29,8 @@ from midstream.recipe.schema import InterleavedConfig
 from midstream.report.doctor import GOOD, CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
 from midstream.rollout import run_concurrently
 
-_CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
+# Few requests at a time, so that the seconds are those of a server that is not crowded.
+_CONCURRENCY = 4
 _CASE_LIMIT_S = 600.0
 
 

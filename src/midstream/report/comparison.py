@@ -109,11 +109,8 @@ class Comparison:
                 tool_share_table(letters, [paired for paired in several if paired.tools]),
             ]
         if len(self.runs) > 2:
-            words = (
-                f"With {len(self.runs) - 1} comparisons against {letters[self.runs[0].name]} each interval of success "
-                "is made wider (Bonferroni), so that all of them together hold in 95% of cases; those of tools are not."
-            )
-            effort.append(text(words))
+            words = "Intervals of success are wider (Bonferroni), so that all of them together hold in 95% of cases"
+            effort.append(text(f"{words}; those of tools are not."))
         return [
             ("compared", "Compared", [blocks.facts(named)]),
             ("results", "Results", results),
@@ -205,9 +202,8 @@ def compare(*runs: Comparable) -> Comparison:
     first, *others = opened
     for other in others:
         if not first.results.keys() & other.results.keys():
-            for error in (*first.refused, *other.refused):
-                raise error
-            raise _nothing_shared(f"{first.name} and {other.name}", [first, other])
+            nothing = _nothing_shared(f"{first.name} and {other.name}", [first, other])
+            raise [*first.refused, *other.refused, nothing][0]
     found: list[Paired] = []
     for key in first.results:
         sides = [
@@ -253,7 +249,7 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
     keys = [key for key in every[0].results if all(key in compared.results for compared in every)]
     if not keys:
         refused = [error for compared in every for error in compared.refused]
-        raise refused[0] if refused else _nothing_shared("the runs", every)
+        raise [*refused, _nothing_shared("the runs", every)][0]
     found: list[GroupDifference] = []
     for key in keys:
         members: list[tuple[str, list[Member]]] = []

@@ -186,11 +186,8 @@ def tiles(data: LessonsData) -> list[dict[str, str]]:
         difference = gain(pair.difference).replace("-", "−")
         found.append(blocks.tile("Difference", difference, f"points, 95%: {gains(pair.interval)}"))
     lesson_set, spent = data.lesson_set, data.spent
-    states = [lesson.state for lesson in lesson_set.lessons]
-    notes = [f"{states.count(state)} {state}" for state in ("pinned", "vetoed") if state in states]
-    if lesson_set.rendered:
-        notes.insert(0, "proven by a test" if lesson_set.proven_for else "unproven")
-    found.append(blocks.tile("Lessons", f"{len(lesson_set.rendered):,}", ", ".join(notes)))
+    note = "proven by a test" if lesson_set.proven_for else "unproven" if lesson_set.rendered else ""
+    found.append(blocks.tile("Lessons", f"{len(lesson_set.rendered):,}", note))
     rollouts, tokens = counted(spent.rollouts, "rollout"), short(spent.tokens)
     if spent.cost_usd:
         return [*found, blocks.tile("Cost", dollars(spent.cost_usd), f"{rollouts}, {tokens} tokens")]

@@ -58,7 +58,8 @@ class Progress:
         self.total = self.done = self.sets = self.set_total = self.set_done = self.errors = 0
         self.solved = 0.0
         self.facts = {} if kind == "evaluation" else {"reward": "", "held-out": "not evaluated yet"}
-        self._earlier = 0  # units of earlier sessions took no time in this one
+        # Units of earlier sessions took no time in this one, and say nothing about the time left.
+        self._earlier = 0
         self._loaded = self._started = time.monotonic()
         self._rewards: list[float] = []
         self._scores: dict[str, list[str]] = {}  # of each set and sampling
@@ -90,7 +91,8 @@ class Progress:
         before = self.phase
         line = self._count(event)
         if self._live and _COUNTERS.sub("", self.phase) != _COUNTERS.sub("", before):
-            self._live.refresh()  # a short phase is seen, too
+            # A phase that is shorter than the time between two pictures is seen, too.
+            self._live.refresh()
         if isinstance(event, events.Note):
             self._console.print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
         elif line and not self._live and not self._quiet:
@@ -178,7 +180,8 @@ class Progress:
         self.facts["changes"] = counts_text(total_fates([update.fates for update in self._updates])) or "none"
         self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
         if event.update <= self.done:
-            return ""  # of an earlier session
+            # It was made in an earlier session, whose log has it.
+            return ""
         self.done = event.update
         return self._line(facts)
 

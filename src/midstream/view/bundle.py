@@ -35,8 +35,10 @@ _IN_BASE64 = 4 / 3
 _FOR_CALLS = 0.4  # of the bytes that are left for trajectories: their prompts and tokens
 _MOST_TURNS = 2_000  # of a trajectory, unless it was asked for
 _ALL = "9" * 18
-_MOST_TRAJECTORIES = 150  # of a run: more take long to read
-AT_END = 16  # of them in the page that a run writes at its end: these take a second
+# Of a run; more take long to read.
+_MOST_TRAJECTORIES = 150
+# In the page that a run writes at its end, which should not wait for it: these take a second.
+AT_END = 16
 _COMPARED = 4  # runs of which each is compared with each
 
 Path_ = tuple[str, ...]  # the pieces of a document's path

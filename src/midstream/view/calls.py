@@ -111,9 +111,9 @@ def _compared(old: list[Message], new: list[Message]) -> Iterator[Block]:
                 yield _message(now[0], [("new", now[1])])
 
 
-def _pieces(old_text: str, new_text: str) -> list[tuple[str, str]]:
+def _pieces(old: str, new: str) -> list[tuple[str, str]]:
     """A text by lines against an older one."""
-    before, after = old_text.splitlines(keepends=True), new_text.splitlines(keepends=True)
+    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     # Most prompts only grow at their end, and the comparison below takes quadratic time.
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
     left, right = before[same:], after[same:]
@@ -122,8 +122,8 @@ def _pieces(old_text: str, new_text: str) -> list[tuple[str, str]]:
     long = max(len(left), len(right)) > _COMPARED_LINES
     changes = [("replace", 0, len(left), 0, len(right))] if long else compared.get_opcodes()
     for op, old_from, old_to, new_from, new_to in changes:
-        gone, new = "".join(left[old_from:old_to]), "".join(right[new_from:new_to])
-        pieces += [("same", new)] if op == "equal" else [("gone", gone), ("new", new)]
+        gone, there = "".join(left[old_from:old_to]), "".join(right[new_from:new_to])
+        pieces += [("same", there)] if op == "equal" else [("gone", gone), ("new", there)]
     return [piece for piece in pieces if piece[1]]
 
 

@@ -39,7 +39,8 @@ class Runs:
 
     def __init__(self, places: Sequence[Path]) -> None:
         self._places = [Path(os.path.abspath(place)) for place in places]
-        self._names: dict[Path, str] = {}  # a name stays while the viewer runs
+        # A name stays while the viewer runs, because addresses hold it.
+        self._names: dict[Path, str] = {}
         self._looking, self._looked, self._states = threading.Lock(), 0.0, dict[str, Hashable]()
 
     def find(self) -> dict[str, Path]:
