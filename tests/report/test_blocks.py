@@ -13,7 +13,7 @@ def test_texts_and_numbers_that_json_does_not_have():
 
 
 def test_numbers_that_json_does_not_have_are_null():
-    chart = blocks.chart("x", "", [blocks.line("a", [(1, float("nan")), (2, float("inf")), (3, 0.5)])], "words")
+    chart = blocks.chart("x", "", [blocks.line("a", [(1, float("nan")), (2, float("inf")), (3, 0.5)])])
     page = blocks.page("t", "", [("one", "One", [chart, None]), ("none", "None", [None])])
     assert keys(page) == ["one"]
     assert page["sections"][0]["blocks"][0]["lines"][0]["points"] == [[1, None], [2, None], [3, 0.5]]

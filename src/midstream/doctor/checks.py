@@ -96,9 +96,6 @@ async def run_briefly(*command: str) -> tuple[int, str, str]:
     return process.returncode or 0, printed.decode("utf-8", "replace"), lines[-1] if lines else ""
 
 
-LONGEST_CAUSE = 300
-
-
 async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
     """Run every check; a broken thing never raises. `named`: the user chose the recipe or its model."""
     recipe = build.recipe
@@ -124,7 +121,7 @@ async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Ch
     try:
         sandbox = await asyncio.to_thread(tiers.choose, config)
     except UnsupportedError as failure:
-        words = f"{failure.what}, so code that a model writes will not run: {cut(failure.cause, LONGEST_CAUSE)}"
+        words = f"{failure.what}, so code that a model writes will not run: {cut(failure.cause, 300)}"
         return [check(status="failed" if wanted else "warning", words=words, fix=failure.fix)]
     words = f"{sandbox.tier}: {sandbox.mechanisms}"
     if sandbox.tier in ("arithmetic", "unsafe"):  # these do not run code, or do not hold it back

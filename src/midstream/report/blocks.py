@@ -117,18 +117,20 @@ def chart(
     title: str,
     note: str,
     lines: Sequence[Block],
-    summary: str = "",
     *,
     x: str = "step",
     as_percent: bool = True,
     stacked: bool = False,
     size: str = "",
 ) -> Block:
-    """Lines over steps; `note` is one clause on how to read them, `summary` says in words what they show."""
+    """Lines over steps, with a summary for people who do not see them; `note` is one clause on how to read them."""
     lines = [each for each in lines if each["points"]]
-    words = summary or "; ".join(
-        in_words(each["name"], each["points"], x=x, as_percent=as_percent) for each in lines if not each["faint"]
-    )
+
+    def at(point: Sequence[float]) -> str:
+        return f"{in_short(point[1], as_percent)} at {x} {point[0]:,.0f}"
+
+    drawn = (each for each in lines if not each["faint"])
+    words = "; ".join(f"{each['name']}: {at(each['points'][0])}, {at(each['points'][-1])}" for each in drawn)
     shown = {"title": title, "name": title, "note": note, "x": x, "percent": as_percent, "stacked": stacked}
     return {"kind": "chart", **shown, "size": size, "summary": words or f"{title}: no data", "lines": lines}
 
@@ -145,12 +147,6 @@ def curve(
     kept = buckets(points, LINE_POINTS)
     drawn = chart(title, note, [line(title, kept, color)], x=x, as_percent=as_percent, size="small")
     return {**drawn, "title": f"{title} {in_short(kept[-1][1], as_percent)}"} if kept else drawn
-
-
-def in_words(name: str, points: Sequence[Sequence[float]], *, x: str = "step", as_percent: bool = True) -> str:
-    """A line in words, for readers who do not see it."""
-    ends = [f"{in_short(y, as_percent)} at {x} {place:,.0f}" for place, y in (points[0], points[-1])]
-    return f"{name}: {', '.join(ends)}"
 
 
 def in_short(value: float, as_percent: bool) -> str:

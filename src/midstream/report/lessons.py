@@ -33,7 +33,6 @@ from midstream.report.numbers import (
     percent,
     short,
     shorten,
-    summed,
     total_fates,
 )
 from midstream.report.training import results_of
@@ -173,7 +172,7 @@ def lead(data: LessonsData) -> str:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
     if lesson_set.rendered and not lesson_set.proven_for:
         sentences.append("The lesson set as it is was accepted by no test: it is unproven.")
-    lost = counts_text(summed(record.event.left_out for record in data.updates))
+    lost = counts_text(sum((Counter(record.event.left_out) for record in data.updates), Counter()))
     return " ".join([*sentences, f"Left out: {lost}."] if lost else sentences)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from midstream.core.text import counted as counted
@@ -69,14 +68,6 @@ def duration(seconds: float) -> str:
 def dollars(value: float) -> str:
     """US dollars: "$12.34", below a dollar "$0.0123"."""
     return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
-
-
-def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """The sum of several counts, by name."""
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total
 
 
 def troubles(request_failures: int, replies_repaired: int) -> str:

@@ -32,7 +32,6 @@ from midstream.report.numbers import (
     percent,
     sparkline,
     spent_text,
-    summed,
     total_fates,
     troubles,
 )
@@ -67,6 +66,7 @@ class Progress:
         self._tools: Counter[str] = Counter()
         self._cost_usd = 0.0
         self._updates: list[events.UpdateFinished] = []
+        self._left_out: Counter[str] = Counter()
         self._limits: Mapping[str, float] = {}
         self._console, self._quiet = console, quiet
         self._live: Live | None = None
@@ -168,6 +168,7 @@ class Progress:
 
     def _count_update(self, event: events.UpdateFinished) -> str:
         self._updates.append(event)
+        self._left_out.update(event.left_out)
         facts = {
             "reward": f"{event.reward_mean:.3f}",
             "changes": counts_text(event.fates) or "none",
@@ -178,7 +179,7 @@ class Progress:
         self.facts |= facts
         self.facts["reward"] = self._curve(event.reward_mean)
         self.facts["changes"] = counts_text(total_fates([update.fates for update in self._updates])) or "none"
-        self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
+        self.facts["left out"] = counts_text(self._left_out)
         if event.update <= self.done:
             # It was made in an earlier session, whose log has it.
             return ""

@@ -26,7 +26,6 @@ from midstream.report.numbers import (
     mean,
     nothing_learned,
     percent,
-    summed,
 )
 
 _BAND_POINTS = 60
@@ -184,12 +183,10 @@ def tools(metrics: Sequence[StepMetrics]) -> Block | None:
     for name, members, color in bands:
         shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
         lines.append(line(name, buckets(shares, _BAND_POINTS), color))
-    last = ", ".join(f"{band['name']} {band['points'][-1][1]:.0%}" for band in lines)
-    words = f"Share of turns at the last step: {last}" if last else ""
     errors = [(step.step, step.tool_use.error_rate) for step in used]
     wrong = "malformed, invalid or failed, share of turns"
     return charts(
-        chart("Tools chosen", "share of turns in training runs", lines, words, stacked=True),
+        chart("Tools chosen", "share of turns in training runs", lines, stacked=True),
         curve("Tool errors", wrong, errors, blocks.BAD, as_percent=True),
         curve("Turns a run", "mean of finished runs", [(step.step, step.turns_mean) for step in used], 3),
     )
@@ -265,7 +262,7 @@ def counts(metrics: Sequence[StepMetrics]) -> Block | None:
         return sum(getattr(step, name) for step in metrics)
 
     def sums(name: str) -> Iterable[tuple[str, int]]:
-        return summed(getattr(step, name) for step in metrics).items()
+        return sum((Counter(getattr(step, name)) for step in metrics), Counter()).items()
 
     lost = "an endpoint, tool or sandbox failed; never a reward of 0"
     rows = [

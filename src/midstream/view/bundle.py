@@ -112,7 +112,7 @@ def write_trajectory(run: RunDirectory, id_or_prefix: str, path: Path, *, max_mb
     wanted, selection = run.find_trajectory(id_or_prefix).id, Selection(Documents([run.root]), max_mb)
     name = next(iter(selection.documents.runs.find()))
     segment = id_or_prefix.partition("/")[0]
-    parts = [part["name"] for part in add_overview(selection, name, lists=False)["parts"]]
+    parts = [part["name"] for part in selection.take("run", name)["parts"]]
     for part in [segment] if segment in parts else parts:
         for place, entry in enumerate(selection.documents.open(name, part).entries):
             if entry.id == wanted:
@@ -171,14 +171,12 @@ def page_html(documents: Mapping[str, Block], *, title: str, start: str) -> str:
 # --- what is chosen ---------------------------------------------------------------------------------------------------
 
 
-def add_overview(selection: Selection, name: str, *, lists: bool = True) -> Block:
+def add_overview(selection: Selection, name: str) -> None:
     """Choose a run's overview, and the lists of its evaluations."""
-    document = selection.take("run", name)
-    for part in document["parts"] if lists else ():
+    for part in selection.take("run", name)["parts"]:
         if part["kind"] != "step":
             # They are small, and all of them wanted.
             selection.try_to("run", name, "part", part["name"], until=2 * selection.most)
-    return document
 
 
 def add_trajectories(selection: Selection, name: str, *, until: float, most: int) -> None:

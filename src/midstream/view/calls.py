@@ -59,11 +59,10 @@ def tokens_document(
     number: int,
     run: RunDirectory,
     resolved: Mapping[str, Any],
-    *,
     trained: str,
     advantage: float | None,
 ) -> Block:
-    """The tokens of a call with their log-probabilities, and its training row."""
+    """The tokens of a call with their log-probabilities, and its training row; `trained` is the role that is."""
     call = find_call(trajectory, number)
     texts = token_texts(run, resolved, call)
     row, rows, split = _row(trajectory, number, call)

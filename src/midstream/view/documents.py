@@ -72,7 +72,11 @@ class Documents:
                 trajectory = trajectory_at(self.open(run, part), _place(place))
                 return safe(calls.call_document(trajectory, _place(number)))
             case ["run", run, "part", part, "trajectory", place, "call", number, "tokens"]:
-                return self.tokens(run, part, _place(place), _place(number))
+                opened, directory, place = self.open(run, part), self.runs.directory(run), _place(place)
+                trajectory, resolved = trajectory_at(opened, place), _resolved(directory)
+                advantage, trained = _advantage(opened, part, resolved, place), _trained(resolved, part)
+                found = calls.tokens_document(trajectory, _place(number), directory, resolved, trained, advantage)
+                return safe(found)
             case ["compare", first, second]:
                 return comparison_page(_kept(compare, self.runs.directory(first), self.runs.directory(second)))
         raise _missing(f"there is no document {'/'.join(path)!r}")
@@ -183,13 +187,6 @@ class Documents:
             advantage=_advantage(part, name, resolved, place),
             vote=given_on_trajectories(directory, name).get(part.entries[place].id),
         )
-
-    def tokens(self, run: str, name: str, place: int, number: int) -> Block:
-        """The tokens of one call, and the training row that it is in."""
-        part, directory = self.open(run, name), self.runs.directory(run)
-        trajectory, resolved = trajectory_at(part, place), _resolved(directory)
-        trained, value = _trained(resolved, name), _advantage(part, name, resolved, place)
-        return safe(calls.tokens_document(trajectory, number, directory, resolved, trained=trained, advantage=value))
 
     def feedback(self, run: str, body: Any) -> dict[str, str]:
         """Keep a thumb or a note; raises as `keep_feedback`."""
