@@ -16,7 +16,6 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
@@ -330,8 +329,7 @@ def _setting_notes(first: ComparedRun, other: ComparedRun, title: str) -> list[s
     if ("lessons" in ours) != ("lessons" in theirs):
         ignored.append("lessons")
     differing = [line for line in differing_settings(ours, theirs) if not line.startswith(tuple(ignored))]
-    agents: list[Any] = [side.get("agent", {}).get("type") for side in (ours, theirs)]
-    if agents[0] != agents[1]:
+    if any(line.startswith("agent.type:") for line in differing):
         differing = [line for line in differing if not re.match(r"agent\.\w+\.", line)]
     more = len(differing) - _SETTINGS_SHOWN
     lines = [f"  {line}" for line in differing[:_SETTINGS_SHOWN]] + [f"  and {more} more"] * (more > 0)

@@ -157,7 +157,9 @@ def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
     for kinds in by_set(evaluations).values():
         for kind, results in kinds.items():
             steps = dict.fromkeys(result.step or 0 for result in results)
-            points = [(step, success([each for each in results if each.step == step]) or 0.0) for step in steps]
+            points: list[Point] = [
+                (step, success([each for each in results if each.step == step]) or 0.0) for step in steps
+            ]
             found.append((kind, results[0].set_name, points))
     least = min(3, max((len(points) for _, _, points in found), default=0))
     found = [each for each in found if len(each[2]) >= least]

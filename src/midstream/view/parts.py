@@ -107,7 +107,7 @@ def segment_part(path: Path) -> SegmentPart:
 
 def journal_sets(path: Path) -> dict[str, JournalPart]:
     """The sets of a journal, with what was appended since the last call."""
-    # A journal from which records are removed is written anew, as another file.
+    # A journal from which records are removed is written again as another file.
     journal = _journals(path, path.stat().st_ino)
     journal.update()
     return journal.sets

@@ -107,7 +107,7 @@ def summary(root: Path, state: Hashable) -> Block:
     """What a list of runs says of one in this state; what cannot be read is named under "damage"."""
     run = RunDirectory(root)
     damage: list[str] = []
-    changes = (os.stat(found).st_mtime for name in _WATCHED if os.path.exists(found := root / name))
+    changes = (os.stat(root / name).st_mtime for name in _WATCHED if os.path.exists(root / name))
     updated = datetime.fromtimestamp(max(changes, default=0.0), UTC).isoformat(timespec="seconds")
     found: Block = {
         "path": str(root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
