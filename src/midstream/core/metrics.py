@@ -13,7 +13,7 @@ from math import fsum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from midstream.core.data import Frozen
 from midstream.core.stream import POLICY
@@ -29,6 +29,9 @@ class ToolUse(Frozen):
 
     Turns that something around the model broke are not counted, nor is what a policy says to a user.
     """
+
+    # Records of runs that began before this version hold more counts, and are read, too.
+    model_config = ConfigDict(extra="ignore")
 
     turns: int = 0
     errors: int = 0  # turns whose observation is an error: a malformed action, an invalid command, or a tool's error
