@@ -243,10 +243,10 @@ def test_the_command_writes_each_kind_of_page(
         "trajectory.html",
     ]
     page = documents_of(tmp_path / "comparison.html")["compare/training/training"]
-    (table,) = [block for block in page["sections"][0]["blocks"] if block["kind"] == "table"]
+    tables = [block for block in page["sections"][1]["blocks"] if block["kind"] == "table"]
     found = compare(f"{run}@0", run).found
-    assert [row["cells"][0] for row in table["rows"]] == ["B against A"] * len(found)
-    assert table["rows"][0]["cells"][5]["interval"]["mid"] == pytest.approx(found[0].difference)
+    assert [row["cells"][0] for table in tables for row in table["rows"]] == ["A", "B"] * len(found)
+    assert tables[0]["rows"][1]["cells"][4]["interval"]["mid"] == pytest.approx(found[0].difference)
     assert main(["view", run, "nothing", "--file"]) == 2
     (tmp_path / "mine.html").write_text("mine")
     assert main(["view", run, "--file", "mine.html"]) == 2
