@@ -229,6 +229,10 @@ def sizes(study: Study, scene: Scene) -> list[StudyRow]:
     return rows
 
 
+def _share(count: int, of: int) -> float | None:
+    return count / of if of else None
+
+
 def recovery(study: Study, scene: Scene) -> list[StudyRow]:
     """Errors, what followed them and what was repeated, on every set."""
     rows: list[StudyRow] = []
@@ -236,8 +240,8 @@ def recovery(study: Study, scene: Scene) -> list[StudyRow]:
         for label, before in BEFORE_AFTER.items():
             numbers = {
                 "tool errors": lambda measurement: measurement.use.error_rate,
-                "recovered": lambda measurement: measurement.use.recovery_rate,
-                "repeats": lambda measurement: measurement.use.repeat_rate,
+                "recovered": lambda measurement: _share(measurement.errors.recoveries, measurement.errors.followed),
+                "repeats": lambda measurement: _share(measurement.errors.repeats, measurement.use.turns),
             }
             rows += _rows(study, f"{name}, {label}", "trained", scene.on(name, before=before), numbers)
     return rows

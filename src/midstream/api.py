@@ -83,7 +83,7 @@ from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import tracked, trackers_of
 from midstream.training.protocols import TrainableWorld
 from midstream.training.settings import TrainingConfig
-from midstream.view.bundle import AT_END, write_report
+from midstream.view.bundle import AT_END, write_runs
 
 if TYPE_CHECKING:
     from midstream.lessons.lesson_set import LessonSet
@@ -571,14 +571,14 @@ def _work_in(
                 step = len(read_updates(run))
             run.set_status("finished", ended, step=step)
             # It shows the state, too.
-            write_report(run, most=AT_END)
+            write_runs([run.root], run.report_path, most=AT_END)
         elif asked is not None:
             parts = [replace(part, step=asked.step, numbered=False) for part in evaluations]
             store = JournalStore(run.results_path, report=lambda text: listener(Note(text)))
             stack.enter_context(closing(store))
             run_coroutine(evaluate_sets(run, parts, store, listener, again=again))
             run.set_status("finished")
-            write_report(run)
+            write_runs([run.root], run.report_path)
             # `--retry-errors` needs what a strategy has kept.
             if not any(result.errors for result in run.evaluations.read()):
                 shutil.rmtree(root / "strategy", ignore_errors=True)

@@ -142,7 +142,7 @@ def test_what_holds_no_lesson_set_is_refused(lesson_set, tmp_path, action):
 def test_versions_say_who_made_them_and_what_they_changed(lesson_set, edit, run_path):
     edit(run_path, f"{FIRST}\n{SECOND}", FIRST.replace("active", "pinned"))
     _, out, _ = lesson_set("versions", run_path)
-    assert "1 0 start no 2 2 learning 1 yes 3 1 edit no delete L2; pin L1" in out
+    assert "1 0 start no 2 2 learning 1 yes 3 1 edit no delete L2, pin L1" in out
     assert [one["by"] for one in json.loads(lesson_set("versions", run_path, "--json")[1])] == [
         "start",
         "learning",

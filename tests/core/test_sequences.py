@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
+from midstream.core.sequences import Split, joined, splits, trainable
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from support.sessions import call, sessions
-from support.tries import prefixes
 
 SYSTEM, USER = Message(role="system", content="Be brief."), Message(role="user", content="How high?")
 TOOL, MORE = Message(role="tool", content="105"), Message(role="user", content="And 7 more?")
@@ -82,11 +81,6 @@ def test_splits_are_the_rows_that_begin_with_tokens_of_an_earlier_call(session):
         if (most := max((shared(place, of) for of in range(place)), default=0)) > 0:
             wanted[place] = (most, max(of for of in range(place) if shared(place, of) == most))
     assert {split.call: (split.shared, split.of) for split in splits(delivered)} == wanted
-
-
-@given(sessions())
-def test_distinct_tokens_are_the_nodes_of_a_trie(session):
-    assert distinct_tokens(session) == len(prefixes([one.prompt_ids + one.completion_ids for one in session]))
 
 
 def test_two_conversations_at_once_are_two_rows():

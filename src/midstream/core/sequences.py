@@ -17,7 +17,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from midstream.core.trajectory import Call
@@ -88,13 +87,6 @@ def splits(calls: Sequence[Call]) -> list[Split]:
         earlier.insert(at, sequence)
         places.insert(at, place)
     return found
-
-
-def distinct_tokens(calls: Sequence[Call]) -> int:
-    """Tokens of all prompts and replies, common beginnings counted once."""
-    # Sorted, sequences with a common beginning lie next to each other.
-    ordered = sorted(map(_sequence, calls))
-    return sum(map(len, ordered)) // _SIZE - sum(_alike(one, other) for one, other in pairwise(ordered))
 
 
 def _runs(calls: Sequence[Call]) -> list[list[int]]:
