@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    context: Any = SimpleNamespace(name="policy", warm_seed=0)
+    context: Any = SimpleNamespace(name="policy", recipe=SimpleNamespace(warm_seed=0))
     engine = TinyTextConfig(weights="atlas", device=arguments.device).build(context)
     engine.codec.end_ids = ()  # every reply has its whole length
     asyncio.run(continuously(engine, made_up(2, 1, 8, 8), 0.0))  # whatever is made once

@@ -224,8 +224,8 @@ def commands(root: Path) -> dict[str, list[object]]:
     """The commands on the directories of one size; the last finishes the evaluation under way."""
     under_way, a, b, trained = (root / name for name in ("under-way", "a", "b", "trained"))
     [wanted] = RunDirectory.open(a).trajectories.open("test-greedy").at([100])
-    code = "import sys; from midstream.runs import RunDirectory; from pathlib import Path;"
-    code += "from midstream.view.bundle import write_report; write_report(RunDirectory(Path(sys.argv[1])))"
+    code = "import sys; from pathlib import Path; from midstream.view.bundle import write_runs;"
+    code += "write_runs([Path(sys.argv[1])], Path(sys.argv[1], 'report.html'))"
     midstream = {
         "show, under way": ["show", under_way],
         "show ID, under way": ["show", under_way, wanted.id],

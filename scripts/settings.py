@@ -28,7 +28,7 @@ from pydantic_core import PydanticUndefined
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.prompted import ModuleConfig
-from midstream.components.component import Stage, TasksConfig, WrapperConfig
+from midstream.components.component import WrapperConfig
 from midstream.components.kinds import COMPONENTS, config_class
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
@@ -52,7 +52,6 @@ ROOT = Path(__file__).parent.parent
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
 # Settings that several components have: each has one table, and the components' tables link to it.
 SHARED: dict[str, type[BaseModel]] = {
-    "Every task source": TasksConfig,
     "Modules that ask a model": ModuleConfig,
     "Limits of code": CodeLimits,
     "Supervised updates": training.SupervisedConfig,
@@ -62,7 +61,6 @@ SHARED: dict[str, type[BaseModel]] = {
 TABLES: dict[str, type[BaseModel]] = {
     **SHARED,
     "Top level": Recipe,
-    "`tasks.stages`": Stage,
     "`[agent]`": LoopConfig,
     "`[agent]`: interleaved": StreamConfig,
     "`sampling`": Sampling,

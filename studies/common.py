@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from midstream.core.errors import MidstreamError, RecipeError, UsageError
 from midstream.core.terminal import Terminal
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.draw import show
 from midstream.runs.files import atomic_write
@@ -42,6 +45,17 @@ def parser(description: str, *, out: str, recipe: str = "") -> argparse.Argument
     parsed.add_argument("--json", action="store_true", help="print numbers instead of tables")
     parsed.add_argument("--quiet", action="store_true", help="no progress")
     return parsed
+
+
+def plain_table(title: Text | None = None, *, left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """A Rich table in the style of midstream's; `left` are heads of text, `right` those of numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    table.box, table.show_edge = box.SIMPLE_HEAD, False
+    for head in left:
+        table.add_column(head)
+    for head in right:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
 
 
 def run(study: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
@@ -125,7 +139,7 @@ class Job:
     @property
     def path(self) -> Path:
         """The file of the result, named after everything that decides it."""
-        key = json.dumps(check(load_recipe(self.recipe, self.overrides)), sort_keys=True)
+        key = json.dumps(resolve(load_recipe(self.recipe, self.overrides)), sort_keys=True)
         return self.root / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 

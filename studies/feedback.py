@@ -32,11 +32,10 @@ from midstream.lessons.commit import MadeUpdate
 from midstream.lessons.feedback import HELD_BACK, VoteFile
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe
-from midstream.report.draw import plain_table
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream_extra.study_tables import t_interval
 from midstream_worlds.workshop.tasks import Workshop
-from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
+from studies.common import Job, parser, plain_table, reporter, results, run, workshop_recipe, write_json
 from studies.gate import test_orders, updates
 
 RUNS = 8  # of a project

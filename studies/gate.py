@@ -31,13 +31,12 @@ from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
 from midstream.recipe.lesson_sessions import lessons_parts_of
 from midstream.recipe.schema import load_recipe
-from midstream.report.draw import plain_table
 from midstream.report.numbers import percent
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream_extra.study import chosen
 from midstream_extra.study_tables import t_interval
 from midstream_worlds.workshop.tasks import Workshop
-from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
+from studies.common import Job, parser, plain_table, reporter, results, run, workshop_recipe, write_json
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
 OFF = ("lessons.gate.enabled=false",)

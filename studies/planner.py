@@ -26,7 +26,7 @@ from statistics import fmean
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream_extra.study import chosen
 from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, dots, panels
@@ -105,7 +105,7 @@ def require(study: Study, names: Sequence[str]) -> None:
     if "sizes" in names:
         arms += map(study.size_arm, study.config.sizes)
     for arm in arms:
-        check(study.recipe(arm, 0))
+        resolve(study.recipe(arm, 0))
 
 
 def _rows(
@@ -229,6 +229,10 @@ def sizes(study: Study, scene: Scene) -> list[StudyRow]:
     return rows
 
 
+def _share(count: int, of: int) -> float | None:
+    return count / of if of else None
+
+
 def recovery(study: Study, scene: Scene) -> list[StudyRow]:
     """Errors, what followed them and what was repeated, on every set."""
     rows: list[StudyRow] = []
@@ -236,8 +240,8 @@ def recovery(study: Study, scene: Scene) -> list[StudyRow]:
         for label, before in BEFORE_AFTER.items():
             numbers = {
                 "tool errors": lambda measurement: measurement.use.error_rate,
-                "recovered": lambda measurement: measurement.use.recovery_rate,
-                "repeats": lambda measurement: measurement.use.repeat_rate,
+                "recovered": lambda measurement: _share(measurement.errors.recoveries, measurement.errors.followed),
+                "repeats": lambda measurement: _share(measurement.errors.repeats, measurement.use.turns),
             }
             rows += _rows(study, f"{name}, {label}", "trained", scene.on(name, before=before), numbers)
     return rows

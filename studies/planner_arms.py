@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -30,12 +31,12 @@ from midstream.core.metrics import EvaluationResult, Tally, ToolUse
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import Action, Trajectory, Turn
 from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.process import event_loop, load_weights
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.rollout import rollout
@@ -146,9 +147,8 @@ class Study:
         supervised: dict[str, Any] = dict(self.config.imitation)
         if arm != "supervised":
             supervised |= {"planner": self.config.stronger, "successes_only": arm == "distilled-successes"}
-        changes: Table = {"training": {"algorithm": "supervised", "supervised": supervised}}
         # Stages are Flow-GRPO's: an imitator draws from all families.
-        return {**changes, "tasks": {"stages": []}} if "stages" in recipe.table()["tasks"] else changes
+        return {"training": {"algorithm": "supervised", "supervised": supervised, "stages": []}}
 
 
 class Cost(Frozen):
@@ -164,11 +164,21 @@ class Cost(Frozen):
         return self.spent - self.best
 
 
+class Errors(Frozen):
+    """What followed the turns whose observation was an error. Turns that something around the model broke are not
+    counted."""
+
+    followed: int = 0  # errors that had a next turn
+    recoveries: int = 0  # errors after which the next turn tried something else and succeeded
+    repeats: int = 0  # turns that failed with exactly what had failed before in the trajectory
+
+
 class Measured(Frozen):
     """An evaluation, and how tools were used in `ALL` of it and in each family; `costs` of those with right answers."""
 
     result: EvaluationResult
     tools: dict[str, ToolUse]
+    errors: Errors = Errors()
     costs: dict[str, Cost] = {}
 
     @property
@@ -208,7 +218,7 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
         return _read(study.run(arm, seed), condition, study.config.costs, best)
     changed = with_tools(recipe, study, condition)
     chosen = _chosen(changed, condition)
-    key = [check(changed), chosen.model_dump(mode="json"), condition.temperature, condition.before]
+    key = [resolve(changed), chosen.model_dump(mode="json"), condition.temperature, condition.before]
     key += [study.config.costs] if study.config.costs else []
     digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = study.root / "evaluations" / f"{recipe.name}-s{seed}-{digest}.json"
@@ -320,8 +330,46 @@ def summed(
     return Measured(
         result=result,
         tools={name: Tally(members).tools() for name, members in groups.items()},
+        errors=errors_of(trajectories),
         costs={name: cost for name, members in groups.items() if (cost := _cost(members, costs or {}, best or {}))},
     )
+
+
+def errors_of(trajectories: Iterable[Trajectory]) -> Errors:
+    """What followed the errors of these trajectories."""
+    counts: Counter[str] = Counter()
+    for trajectory in trajectories:
+        failures: set[str] = set()
+        before: Turn | None = None
+        for turn in trajectory.turns:
+            if turn.action is None or turn.error:
+                continue
+            failed, attempt = _failed(turn), _attempt(turn)
+            if before is not None and _failed(before):
+                other = not failed and turn.observation is not None and attempt != _attempt(before)
+                counts.update(followed=1, recoveries=int(other))
+            if failed:
+                counts.update(repeats=int(attempt in failures))
+                failures.add(attempt)
+            before = turn
+    return Errors(**counts)
+
+
+def _failed(turn: Turn) -> bool:
+    return turn.observation is not None and turn.observation.status == "error"
+
+
+def _attempt(turn: Turn) -> str:
+    """A turn's attempt, as text that is equal for equal attempts; a sub-goal only describes the attempt.
+
+    This is its command. A turn without a valid command has its tool and context (an interleaved policy's malformed call
+    has its body there), or the planner's text if that was malformed.
+    """
+    if turn.command is not None and turn.command.error is None:
+        return turn.command.model_dump_json()
+    action = turn.action or Action()
+    texts = [call.completion for call in turn.calls if call.role == "planner"] if action.error else []
+    return texts[-1] if texts else action.model_dump_json(exclude={"sub_goal"})
 
 
 def _cost(trajectories: Sequence[Trajectory], costs: Mapping[str, float], best: Mapping[str, float]) -> Cost | None:

@@ -32,7 +32,6 @@ from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.inputs import run_recipe
-from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, gains, percent
 from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
@@ -42,6 +41,7 @@ from midstream.runs.segments import result_name
 from midstream_extra.dser import Dser
 from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, panels
+from studies.common import plain_table
 from studies.refinement import Attempt, RefinementStudy, study_of
 
 

@@ -61,7 +61,7 @@ class Runs:
         name, learns = (
             (self.config.lessons, f"lessons.families={families}")
             if way == "lessons"
-            else (self.config.weights, f"tasks.stages=[{{families={families}}}]")
+            else (self.config.weights, f"training.stages=[{families}]")
         )
         more = [f"agent.lessons={json.dumps(str(lesson_set.root.resolve()))}"] if lesson_set else []
         other = "training." if way == "lessons" else "lessons."  # of the other recipe alone

@@ -92,7 +92,7 @@ def test_the_function_runs_in_python(directory):
 
 
 def test_the_recipe_is_valid(directory):
-    recipe_check.check(recipe := load_recipe("names.toml"))
+    recipe_check.resolve(recipe := load_recipe("names.toml"))
     assert {name: model.engine for name, model in recipe.serve.models.items()} == {"my-model": "model", "*": "judge"}
 
 

@@ -177,7 +177,7 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
     def fail(*arguments: object, **options: object) -> None:
         raise MidstreamError("it broke", code="broken", fix="repair it")
 
-    monkeypatch.setattr(api, "write_report", fail)
+    monkeypatch.setattr(api, "write_runs", fail)
     with pytest.raises(MidstreamError):
         api.train(changed_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), out=tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())

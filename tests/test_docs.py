@@ -238,7 +238,7 @@ def test_recipes_are_valid(document, tmp_path):
         # A block without an agent shows a table to add to any recipe.
         whole = "extends" in block or "[agent" in block
         path.write_text(block if whole else f'extends = "tool-calling"\n{block}', encoding="utf-8")
-        recipe_check.check(config.load_recipe(str(path)))
+        recipe_check.resolve(config.load_recipe(str(path)))
 
 
 def test_every_page_with_a_recipe_is_tried():

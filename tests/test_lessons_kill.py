@@ -11,7 +11,7 @@ import time
 import pytest
 
 from midstream.lessons.commit import History, read_updates
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
@@ -118,7 +118,7 @@ def test_a_real_kill_through_real_servers_with_faults(tmp_path, records):
 def kill_and_compare(tmp_path, changes, records):
     recipe = load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()])
     path = tmp_path / "recipe.toml"
-    path.write_text(to_toml(check(recipe)))
+    path.write_text(to_toml(resolve(recipe)))
     run_to_the_end(["train", str(path), "--out", str(tmp_path / "whole")])
     root, kills = tmp_path / "killed", 0
     for count in records:

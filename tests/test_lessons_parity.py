@@ -24,7 +24,7 @@ from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet, identity, render_modules
 from midstream.lessons.runner import Match, Runner
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
@@ -192,15 +192,15 @@ def test_a_program_with_lessons_is_refused(recipe, tmp_path):
     lesson_set.write_text(to_json(LESSONS))
     settings = ["agent.executor={type='single_argument'}", f"agent.lessons={lesson_set}"]
     with pytest.raises(RecipeError, check=coded("lessons-not-shown", lesson_set, "executor")):
-        check(load_recipe(str(recipe), settings))
+        resolve(load_recipe(str(recipe), settings))
     lesson_set.write_text(to_json(LessonSet(lessons=(Lesson(id="L1", text="x", module="executer"),))))
     with pytest.raises(RecipeError, check=coded("unknown-module", lesson_set, "'executer'")):
-        check(load_recipe(str(recipe), settings))
+        resolve(load_recipe(str(recipe), settings))
 
 
 def test_a_recipe_that_learns_lessons_has_its_own_lesson_set_and_no_other(run, tmp_path):
     with pytest.raises(RecipeError, check=coded("setting-conflict", "agent.lessons", fix="lessons.start")):
-        check(load_recipe(str(tmp_path / "learned.toml"), [f"agent.lessons={run.root}"]))
+        resolve(load_recipe(str(tmp_path / "learned.toml"), [f"agent.lessons={run.root}"]))
 
 
 @pytest.mark.parametrize("named", ["", " ", "gone", "gone@3"])
@@ -248,7 +248,7 @@ def test_a_lesson_set_file_that_was_changed_is_not_resumed(recipe, tmp_path, cap
 
 @pytest.mark.slow
 def test_unproven_lessons_are_used_with_a_warning(server, run, recipe, tmp_path, capsys):
-    agent = identity(check(load_recipe(str(recipe))))
+    agent = identity(resolve(load_recipe(str(recipe))))
     assert agent.startswith("scripted (")
     solve = ("solve", QUESTION, "--recipe", recipe, "--lessons", run.root, "--quiet")
     code, out, err = quietly(capsys, *solve)

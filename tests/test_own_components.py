@@ -30,6 +30,7 @@ from midstream.recipe.files import read_table, to_toml
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import parse_recipe
 from midstream.report.evaluation import evaluated_trajectories
+from midstream.rewards.exact_match import F1Config
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
 from support.errors import coded, raises
@@ -291,21 +292,14 @@ def test_every_kind_from_an_installed_package(package: Path, capsys: pytest.Capt
         api.resume("run")
 
 
-def test_a_name_that_two_define_is_refused_where_it_is_used(package: Path, capsys: pytest.CaptureFixture[str]):
+def test_of_two_with_one_name_midstreams_own_stays(package: Path):
     info = package / "another-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[midstream.components]\nreward.own_reward = my_package:close\nreward.f1 = my_package:close\n"
-    )
+    (info / "entry_points.txt").write_text("[midstream.components]\nreward.f1 = my_package:close\n")
     kinds.installed.cache_clear()
     assert PathDistribution(info).name == "another"
-    for name, both in (("own_reward", "my-package 1.2"), ("f1", "midstream and another 1.0")):
-        with pytest.raises(RecipeError, check=coded("name-clash", name, both)):
-            parse_component("reward", {"type": name}, "reward")
-    assert parse_component("reward", {"type": "exact_match"}, "reward").type == "exact_match"
-    assert main(["list", "reward"]) == 0
-    assert "unusable" in capsys.readouterr().out
+    assert parse_component("reward", {"type": "f1"}, "reward").config == F1Config()
 
 
 def test_objects_of_a_program(place: Path):

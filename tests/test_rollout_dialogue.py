@@ -15,7 +15,7 @@ from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.source import OVER, Dialogues, UserTurn
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Environment, RolloutConfig
 from support.errors import coded
@@ -187,7 +187,7 @@ def test_an_agent_that_holds_no_dialogues_is_refused_before_any_work(recipe, whe
         "evaluation.validation.tasks": f'evaluation.validation={{name="desks", tasks={desks}}}',
     }[where]
     with pytest.raises(RecipeError, check=coded("dialogues-not-supported", f"{where}.type = 'desks'")):
-        check(load_recipe(recipe, [override]))
+        resolve(load_recipe(recipe, [override]))
 
 
 class Silent:

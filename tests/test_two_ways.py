@@ -10,7 +10,7 @@ import torch
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.lessons.commit import History
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from support.errors import coded
@@ -79,7 +79,7 @@ def test_compare_sets_all_four_side_by_side(runs, capsys):
 
 
 def test_the_two_recipes_differ_in_what_learns_alone():
-    lesson_set, trained = (check(load_recipe(name)) for name in ("lessons-tiny", "flow-grpo-tiny-lessons"))
+    lesson_set, trained = (resolve(load_recipe(name)) for name in ("lessons-tiny", "flow-grpo-tiny-lessons"))
     lesson_set["engines"].pop("reflector")
     for name in ("seed", "tasks", "agent", "engines", "tools", "reward", "warm_start", "evaluation", "learner"):
         assert lesson_set[name] == trained[name], name
@@ -87,4 +87,4 @@ def test_the_two_recipes_differ_in_what_learns_alone():
 
 def test_lessons_for_a_tiny_planner_that_was_not_taught_to_follow_any_are_refused():
     with pytest.raises(RecipeError, check=coded("setting-conflict", "warm_start.lessons = 0")):
-        check(load_recipe("lessons-tiny", ["warm_start.lessons=0"]))
+        resolve(load_recipe("lessons-tiny", ["warm_start.lessons=0"]))

@@ -83,7 +83,7 @@ from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import tracked, trackers_of
 from midstream.training.protocols import TrainableWorld
 from midstream.training.settings import TrainingConfig
-from midstream.view.bundle import AT_END, write_report
+from midstream.view.bundle import AT_END, write_runs
 
 if TYPE_CHECKING:
     from midstream.lessons.lesson_set import LessonSet
@@ -363,7 +363,7 @@ def learn_lessons(
         table["lessons"] = merge({**usual, **table.get("lessons", {})}, drawn)
         table["evaluation"]["validation"] = _validation_set(tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
-    return _learned(table, "lessons", chosen, out, options)
+    return _learned(agent, table, "lessons", chosen, out, options)
 
 
 @allow_event_loop
@@ -425,7 +425,7 @@ def train(
         "group_size": group_size,
         "learning_rate": learning_rate,
     }
-    return _learned(table, "training", chosen, out, options, exist_ok=exist_ok)
+    return _learned(agent, table, "training", chosen, out, options, exist_ok=exist_ok)
 
 
 def _learner(agent: AnyAgent, tasks: Tasks | None) -> Table:
@@ -465,6 +465,7 @@ def _validation_set(tasks: Tasks, learned: Tasks) -> Table:
 
 
 def _learned(
+    agent: AnyAgent,
     table: Table,
     section: str,
     chosen: Mapping[str, float | None],
@@ -473,10 +474,12 @@ def _learned(
     *,
     exist_ok: bool = True,
 ) -> Run:
-    """The run of the table, with what was chosen in its section."""
+    """The run of the agent's table, with what was chosen in its section."""
     if values := {key: value for key, value in chosen.items() if value is not None}:
         table = merge(table, {section: values})
-    recipe = changed_recipe(table, **changes_in(LearningChanges, options))
+    # A command has parsed its recipe, which is parsed again only where an argument changes it.
+    source = agent if isinstance(agent, Recipe) and table == agent.table() else table
+    recipe = changed_recipe(source, **changes_in(LearningChanges, options))
     root = Path(out) if out else new_root(f"{recipe.name}-s{recipe.seed}")
     return _work_in(root, _begun(root, recipe) if exist_ok else None, recipe, options)
 
@@ -568,14 +571,14 @@ def _work_in(
                 step = len(read_updates(run))
             run.set_status("finished", ended, step=step)
             # It shows the state, too.
-            write_report(run, most=AT_END)
+            write_runs([run.root], run.report_path, most=AT_END)
         elif asked is not None:
             parts = [replace(part, step=asked.step, numbered=False) for part in evaluations]
             store = JournalStore(run.results_path, report=lambda text: listener(Note(text)))
             stack.enter_context(closing(store))
             run_coroutine(evaluate_sets(run, parts, store, listener, again=again))
             run.set_status("finished")
-            write_report(run)
+            write_runs([run.root], run.report_path)
             # `--retry-errors` needs what a strategy has kept.
             if not any(result.errors for result in run.evaluations.read()):
                 shutil.rmtree(root / "strategy", ignore_errors=True)

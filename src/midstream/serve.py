@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
-from midstream.gateway.server import Gateway, now
+from midstream.gateway.server import Gateway, PendingReply, now
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
 from midstream.process import build_for, open_budget, running
@@ -202,12 +202,6 @@ class _WithAnswer:
         """Its owner closes the reward."""
 
 
-@dataclass
-class _AgentReply:
-    reply: ChatReply
-    delivered: bool = False
-
-
 class AnsweringAgent:
     """An agent that answers each request with a run of its own (`gateway.server.SessionHandle`)."""
 
@@ -233,7 +227,7 @@ class AnsweringAgent:
         [group] = await rollout(self.environment, [task], seed=seed, listener=listen)
         return group.trajectories[0]
 
-    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Step) -> _AgentReply:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Step) -> PendingReply:
         """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
         if chat.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
@@ -257,7 +251,7 @@ class AnsweringAgent:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
         )
-        return _AgentReply(reply)
+        return PendingReply(reply=reply)
 
     async def take_reward(self, body: object) -> None:
         """Nothing learns here, so that a reward is refused."""

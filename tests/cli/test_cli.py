@@ -237,7 +237,7 @@ REFUSED = {
         "--set 'steps'",
         "training.steps=50",
     ),
-    "negative seed": (["train", "RECIPE", "--seed", "-3"], "recipe-invalid", "seed = -3", ""),
+    "negative seed": (["train", "RECIPE", "--seed", "-3"], "recipe-invalid", "seed = '-3'", ""),
     "unknown tool": (
         ["train", "RECIPE", "--set", "tools.browser={}"],
         "unknown-type",

@@ -106,7 +106,7 @@ def test_three_share_the_confidence(capsys):
     assert "B is better than A" in text
     assert "C and A are the same" in text
     assert "97.5% interval" in text
-    assert "2 comparisons against A" in text
+    assert "wider (Bonferroni)" in text
 
 
 def test_what_only_one_has_is_named(capsys):

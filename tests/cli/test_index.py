@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.cli import main as cli
-from midstream.cli.index import Counts, read_documents
+from midstream.cli.index import read_documents
 from midstream.core.errors import UsageError
 from midstream.tools.local_search import LocalSearch, LocalSearchConfig
 from support.errors import coded, printed
@@ -182,11 +183,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path):
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([json.dumps(one).encode() for one in DOCUMENTS]), max_size=6))
 def test_no_line_is_another_error(lines: list[bytes]):
-    counts = Counts()
+    counts = Counter()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "a.jsonl")
         path.write_bytes(b"\n".join(lines))
         with suppress(UsageError):
             found = list(read_documents(path, counts))
-            assert len(found) == counts.documents == counts.passages
+            assert len(found) == counts["documents"] == counts["passages"]
             assert len({one.id for one in found}) == len(found)

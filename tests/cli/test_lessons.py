@@ -17,7 +17,7 @@ from midstream.lessons.access import editable_lessons, history, read
 from midstream.lessons.commit import History
 from midstream.lessons.editing import to_draft, to_json
 from midstream.lessons.lesson_set import Bundle, Effect, Lesson, LessonSet, identity, proven, render_modules
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream_worlds.simulated import SimulatedEngine
@@ -142,7 +142,7 @@ def test_what_holds_no_lesson_set_is_refused(lesson_set, tmp_path, action):
 def test_versions_say_who_made_them_and_what_they_changed(lesson_set, edit, run_path):
     edit(run_path, f"{FIRST}\n{SECOND}", FIRST.replace("active", "pinned"))
     _, out, _ = lesson_set("versions", run_path)
-    assert "1 0 start no 2 2 learning 1 yes 3 1 edit no delete L2; pin L1" in out
+    assert "1 0 start no 2 2 learning 1 yes 3 1 edit no delete L2, pin L1" in out
     assert [one["by"] for one in json.loads(lesson_set("versions", run_path, "--json")[1])] == [
         "start",
         "learning",
@@ -392,7 +392,7 @@ def test_a_lesson_set_that_helps_is_proven(lesson_set, workshop, tmp_path):
     assert "Agent: simulated (" in out
     assert "rollouts, " in out
     found = read(path)
-    assert found.proven_for == identity(check(load_recipe(RECIPE, STRONG[1::2])))
+    assert found.proven_for == identity(resolve(load_recipe(RECIPE, STRONG[1::2])))
     assert all(one.effect and one.effect.pairs == 96 and one.used and one.helped for one in found.lessons)
     assert [one.name for one in tmp_path.iterdir()] == ["true.json"]
 

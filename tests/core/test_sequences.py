@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
+from midstream.core.sequences import Split, joined, splits, trainable
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from support.sessions import call, sessions
-from support.tries import prefixes
 
 SYSTEM, USER = Message(role="system", content="Be brief."), Message(role="user", content="How high?")
 TOOL, MORE = Message(role="tool", content="105"), Message(role="user", content="And 7 more?")
@@ -81,18 +80,7 @@ def test_splits_are_the_rows_that_begin_with_tokens_of_an_earlier_call(session):
         place = places[id(run[0])]
         if (most := max((shared(place, of) for of in range(place)), default=0)) > 0:
             wanted[place] = (most, max(of for of in range(place) if shared(place, of) == most))
-    made = splits(delivered)
-    assert {split.call: (split.shared, split.of) for split in made} == wanted
-    for split in made:
-        whole = delivered[split.of].prompt_ids + delivered[split.of].completion_ids
-        assert delivered[split.call].prompt_ids[split.shared :][: len(split.ours)] == split.ours
-        assert whole[split.shared :][: len(split.theirs)] == split.theirs
-        assert split.ours[:1] != split.theirs[:1] or not (split.ours and split.theirs)
-
-
-@given(sessions())
-def test_distinct_tokens_are_the_nodes_of_a_trie(session):
-    assert distinct_tokens(session) == len(prefixes([one.prompt_ids + one.completion_ids for one in session]))
+    assert {split.call: (split.shared, split.of) for split in splits(delivered)} == wanted
 
 
 def test_two_conversations_at_once_are_two_rows():
@@ -106,7 +94,7 @@ def test_a_second_branch_begins_a_row_that_later_calls_continue():
     first, one, other = call((1,), (2,)), call((1, 2, 3), (4,)), call((1, 2, 5), (6,))
     after = call((1, 2, 5, 6), (7,))
     assert joined([first, one, other, after]) == [[first, one], [other, after]]
-    assert splits([first, one, other, after]) == [Split(call=2, of=1, shared=2, ours=(5,), theirs=(3, 4), why="branch")]
+    assert splits([first, one, other, after]) == [Split(call=2, of=1, shared=2, why="branch")]
 
 
 HEAD = (1, 2, 3)

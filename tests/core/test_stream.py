@@ -38,7 +38,7 @@ CHAT = load_template("artist-function-calling")
 def pieces(*texts: str, template: Template = MATH) -> list[Piece]:
     """Texts by turns: the policy's, then a tool's output, then the policy's ..."""
     return [
-        Piece(text=put_in(text, template) if turn % 2 else text, sampled=not turn % 2, turn=turn)
+        Piece(text=put_in(text, template) if turn % 2 else text, sampled=not turn % 2)
         for turn, text in enumerate(texts)
     ]
 
@@ -68,7 +68,7 @@ MARKS = sorted(
 )
 TEXTS = st.lists(st.one_of(st.sampled_from(MARKS), st.text(max_size=6)), max_size=12).map("".join)
 STREAMS = st.lists(st.tuples(TEXTS, st.booleans()), max_size=6).map(
-    lambda found: [Piece(text=text, sampled=sampled, turn=1) for text, sampled in found]
+    lambda found: [Piece(text=text, sampled=sampled) for text, sampled in found]
 )
 
 
@@ -124,8 +124,8 @@ def test_a_block_never_reaches_into_what_the_environment_put_in():
 
 def test_a_stretch_may_be_several_replies():
     texts = [
-        Piece(text="<python>print('</ans", sampled=True, turn=1),
-        Piece(text="wer>')</python>", sampled=True, turn=1),
+        Piece(text="<python>print('</ans", sampled=True),
+        Piece(text="wer>')</python>", sampled=True),
     ]
     assert [block.body for block in blocks(texts, MATH)] == ["print('</answer>')"]
 
@@ -228,8 +228,8 @@ def test_formats_of_function_calling(texts, strict):
 
 
 def test_several_calls_of_a_message_share_a_thought_and_have_a_result_each():
-    results = Piece(text=put_in("1", CHAT) + "\n" + put_in("2", CHAT), sampled=False, turn=1)
-    stream = [Piece(text=CALL + '\n<tool>[{"name": "g"}]</tool>', sampled=True, turn=1), results]
+    results = Piece(text=put_in("1", CHAT) + "\n" + put_in("2", CHAT), sampled=False)
+    stream = [Piece(text=CALL + '\n<tool>[{"name": "g"}]</tool>', sampled=True), results]
     assert is_strict(stream, CHAT)
 
 
@@ -288,14 +288,14 @@ def test_chat_tokens_in_output_are_broken():
 
 @given(st.sampled_from(TEMPLATES[:-1]), TEXTS)
 def test_escaped_text_holds_no_mark(template, text):
-    found = blocks([Piece(text=escape_marks(text, template), sampled=True, turn=1)], template)
+    found = blocks([Piece(text=escape_marks(text, template), sampled=True)], template)
     assert {block.kind for block in found} <= {"text"}
     assert not any(tag.close in escape_marks(text, template) for tag in template.tags.values())
 
 
 @given(st.sampled_from(TEMPLATES[:-1]), TEXTS)
 def test_output_is_one_block_whatever_a_tool_says(template, text):
-    found = blocks([Piece(text=put_in(text, template), sampled=False, turn=1)], template)
+    found = blocks([Piece(text=put_in(text, template), sampled=False)], template)
     assert [block.kind for block in found if block.body.strip() or block.kind != "text"] == ["output"]
 
 
@@ -315,9 +315,9 @@ def test_the_stream_of_a_trajectory():
         ),
         closing_calls=(call("d"), call("")),
     )
-    assert [(piece.text, piece.sampled, piece.turn) for piece in stream_of(trajectory)] == [
-        ("a", True, 1),
-        ("b", True, 1),
-        ("c", False, 2),
-        ("d", True, 3),
+    assert [(piece.text, piece.sampled) for piece in stream_of(trajectory)] == [
+        ("a", True),
+        ("b", True),
+        ("c", False),
+        ("d", True),
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.core.trajectory import Sampling
 from midstream.gateway import anthropic_messages, chat_completions, responses
-from midstream.gateway.forms import ChatRequest, FormError, pieces, sse
+from midstream.gateway.forms import ChatRequest, FormError, sse
 
 APIS = [chat_completions, responses, anthropic_messages]
 
@@ -81,14 +81,6 @@ def test_values_that_cannot_be_recorded(api: ModuleType, value: Any) -> None:
         with pytest.raises(FormError):
             api.read(body)
         check(api, body)
-
-
-@given(st.text())
-def test_pieces_are_the_text(text: str) -> None:
-    parts = list(pieces(text))
-    assert "".join(parts) == text
-    assert len(parts) <= 4
-    assert all(parts)
 
 
 @given(st.text(st.characters(codec=None, exclude_categories=())))

@@ -224,22 +224,6 @@ def test_an_engine_in_process_writes_to_the_end_of_its_context_where_the_agent_s
     assert [asyncio.run(both(body)) for body in ({}, {"max_tokens": 5})] == [None, 5]
 
 
-@pytest.mark.parametrize("limit", [{"max_tokens": 30}, {}], ids=["own", "none"])
-def test_the_limit_of_tokens_holds_for_sixty_at_once(limit):
-    """The model writes as much as it may; each character is a token."""
-
-    async def both():
-        model = Model(lambda request: "x" * request.sampling.max_tokens, pause_s=0.01)
-        async with open_session(model, max_tokens=200) as (_, session, url), client() as http:
-            replies = await asyncio.gather(*(ask(http, url, chat(str(n), **limit)) for n in range(60)))
-            spent = sum(call.usage.completion_tokens for call in session.calls)
-            return spent, Counter(shown.get("error", {}).get("code") for _, shown in replies), session.limit
-
-    spent, codes, limited = asyncio.run(both())
-    assert (spent, limited) == (200, "token_limit")
-    assert codes == {None: 7 if limit else 1, "token-limit": 53 if limit else 59}
-
-
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),  # which conversation

@@ -18,7 +18,7 @@ from midstream.lessons.lesson_set import (
     tokens,
     with_lessons,
 )
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from support.learned import write_recipe
 from support.lesson_sets import lesson_sets, marked, texts
@@ -103,7 +103,7 @@ def recipe(tmp_path):
 
 def test_an_agent_is_the_same_wherever_its_model_is_served(recipe):
     def of(*changes: str) -> str:
-        return identity(check(load_recipe(str(recipe), changes)))
+        return identity(resolve(load_recipe(str(recipe), changes)))
 
     same = (
         "engines.model.base_url=http://127.0.0.1:1/v1",
@@ -127,13 +127,13 @@ def test_an_agent_is_the_same_wherever_its_model_is_served(recipe):
 def test_a_prompt_file_counts_by_its_text(recipe, tmp_path):
     def of(text: str, name: str) -> str:
         (tmp_path / name).write_text("{{lessons}}{{tools}}\n<!-- user -->\n{{query}} {{memory}}" + text)
-        return identity(check(load_recipe(str(recipe), [f"agent.planner.prompt_file={tmp_path / name}"])))
+        return identity(resolve(load_recipe(str(recipe), [f"agent.planner.prompt_file={tmp_path / name}"])))
 
     assert of("x", "a.md") == of("x", "b.md") != of("y", "a.md")
 
 
 def test_trained_weights_are_another_agent(recipe):
-    resolved = check(load_recipe("flow-grpo-tiny"))
+    resolved = resolve(load_recipe("flow-grpo-tiny"))
     assert identity(resolved) != identity(resolved, "0123")
-    assert identity(resolved) != identity(check(load_recipe("flow-grpo-tiny", ["seed=99"])))
-    assert identity(check(load_recipe(str(recipe), ["seed=99"]))) == identity(check(load_recipe(str(recipe))))
+    assert identity(resolved) != identity(resolve(load_recipe("flow-grpo-tiny", ["seed=99"])))
+    assert identity(resolve(load_recipe(str(recipe), ["seed=99"]))) == identity(resolve(load_recipe(str(recipe))))

@@ -89,7 +89,7 @@ def planned(tmp_path):
         path = tmp_path / "counted.toml"
         path.write_text(text, encoding="utf-8")
         recipe = config.load_recipe(str(path), overrides)
-        recipe_check.check(recipe)
+        recipe_check.resolve(recipe)
         return recipe
 
     return load

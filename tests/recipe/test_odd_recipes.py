@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import MidstreamError
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import read_table, shipped_recipes, to_toml
 from midstream.recipe.schema import load_recipe, parse_recipe
 
@@ -68,7 +68,7 @@ def test_an_edited_recipe_is_read_or_refused(name: str, data: st.DataObject):
     table = load_recipe(name).table() if data.draw(st.booleans()) else read_table(name)
     for _ in range(data.draw(st.integers(1, 3))):
         table = edited(table, data.draw(st.sampled_from(places(table))), data.draw(changes))
-    assert is_read_or_refused(lambda: check(parse_recipe(table)))
+    assert is_read_or_refused(lambda: resolve(parse_recipe(table)))
 
 
 @given(data=st.data(), name=st.sampled_from(RECIPES))
@@ -82,7 +82,7 @@ def test_a_recipe_with_odd_lines_is_read_or_refused(name: str, data: st.DataObje
         lines.insert(place, data.draw(odd | st.sampled_from(lines) | st.text(max_size=20)))
     path: Path = tmp_path_factory.getbasetemp() / "odd.toml"
     path.write_text("\n".join(lines), encoding="utf-8", errors="replace")
-    assert is_read_or_refused(lambda: check(load_recipe(str(path))))
+    assert is_read_or_refused(lambda: resolve(load_recipe(str(path))))
 
 
 @pytest.mark.slow
@@ -92,4 +92,4 @@ def test_every_setting_of_every_recipe_with_every_odd_value_is_read_or_refused(n
     for path in places(whole):
         for value in HOSTILE:
             table = edited(whole, path, lambda table, key, value=value: table.update({key: value}))
-            assert is_read_or_refused(lambda table=table: check(parse_recipe(table))), (path, value)
+            assert is_read_or_refused(lambda table=table: resolve(parse_recipe(table))), (path, value)

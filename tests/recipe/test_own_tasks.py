@@ -8,7 +8,7 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.text_file import parse_toml
-from midstream.recipe.check import check, set_reward
+from midstream.recipe.check import resolve, set_reward
 from midstream.recipe.files import to_toml
 from midstream.recipe.overrides import changed_recipe, evaluation_recipe
 from midstream.recipe.schema import parse_recipe
@@ -79,8 +79,8 @@ def test_the_recipes_reward_scores_questions_unless_they_or_the_caller_name_one(
     assert scored_by("direct", benchmarks=["bamboogle"], overrides=judged) == ["judge"]
     assert scored_by("direct", **questions, reward="f1") == ["f1"]
     for source in ("artist-prompted", "direct"):  # as a run writes it, and reads it again
-        resolved = check(evaluation_recipe(source, **questions))
-        assert check(parse_recipe(parse_toml(to_toml(resolved)))) == resolved
+        resolved = resolve(evaluation_recipe(source, **questions))
+        assert resolve(parse_recipe(parse_toml(to_toml(resolved)))) == resolved
 
 
 def test_train_takes_model_tasks_and_reward_as_options(mine, capsys):

@@ -27,7 +27,7 @@ def test_a_dry_run_asks_nobody_and_is_toml(name, capsys, monkeypatch, tmp_path):
 
 
 def test_mathematics_as_in_the_paper():
-    recipe = recipe_check.check(config.load_recipe("artist-math-7b"))
+    recipe = recipe_check.resolve(config.load_recipe("artist-math-7b"))
     training, agent = recipe["training"], recipe["agent"]
     assert (training["group_size"], training["tasks_per_step"], training["steps"]) == (6, 8, 100)
     assert training["learning_rate"] == 1e-6
@@ -44,7 +44,7 @@ def test_mathematics_as_in_the_paper():
 
 def test_function_calling_as_in_the_paper():
     pytest.importorskip("bfcl_eval")
-    recipe = recipe_check.check(config.load_recipe("artist-function-calling-7b"))
+    recipe = recipe_check.resolve(config.load_recipe("artist-function-calling-7b"))
     sampling = recipe["agent"]["policy"]["sampling"]
     assert (sampling["temperature"], sampling["max_tokens"], recipe["agent"]["max_tokens"]) == (0.9, 2048, 16384)
     assert (recipe["training"]["group_size"], recipe["training"]["tasks_per_step"]) == (8, 4)
@@ -52,7 +52,7 @@ def test_function_calling_as_in_the_paper():
 
 
 def test_torl_is_rewarded_for_the_answer_alone():
-    recipe = recipe_check.check(config.load_recipe("torl-7b"))
+    recipe = recipe_check.resolve(config.load_recipe("torl-7b"))
     assert recipe["reward"]["type"] == "math"
     assert recipe["agent"]["template"] == "torl"
     assert recipe["training"]["loss"]["kl_coefficient"] == 0

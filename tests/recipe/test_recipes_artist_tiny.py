@@ -10,7 +10,7 @@ from midstream.cli.main import main
 from midstream.core.stream import blocks, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Trajectory
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.info import differing_settings
@@ -61,7 +61,7 @@ reward = { type = "exact_match" }
 
 
 def resolved(name: str) -> dict[str, Any]:
-    return check(load_recipe(name))
+    return resolve(load_recipe(name))
 
 
 def test_policy_and_planner_differ_in_the_agent_and_not_in_what_they_are_asked():

@@ -9,7 +9,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.errors import MidstreamError
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.runs import RunDirectory
@@ -110,7 +110,7 @@ def test_a_reference_policy_is_that_of_another_engine_in_process(recipe, engine)
     remote = '[engines.remote]\ntype = "openai_compatible"\nmodel = "m"\n'
     recipe.write_text(f'{FEW_STEPS}{remote}[engines.modules]\nengine = "{engine}"\n', encoding="utf-8")
     with raises("setting-conflict", "engines.modules"):
-        check(load_recipe(str(recipe)))
+        resolve(load_recipe(str(recipe)))
 
 
 def test_prompt_tokens_are_not_learned_where_prefixes_are_shared(recipe):

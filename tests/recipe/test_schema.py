@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import SEED_MEANING
 from midstream.evaluation.settings import EvaluationConfig
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import find_recipe, merge, read_table, shipped_recipes, to_toml, with_overrides
 from midstream.recipe.schema import load_recipe, parse_recipe
 from support.errors import coded, raises
@@ -35,7 +35,7 @@ def test_every_recipe_that_comes_with_midstream_is_valid(path: Path):
     recipe = load_recipe(path.stem)
     assert recipe.name == path.stem
     assert recipe.description
-    check(recipe)
+    resolve(recipe)
 
 
 def test_extending_changes_only_what_is_said(ten_steps):
@@ -269,8 +269,8 @@ def test_a_long_chain_or_a_cycle_of_recipes_is_refused(tmp_path):
 
 
 def test_all_problems_are_named_at_once(ten_steps):
-    with pytest.raises(RecipeError, check=coded("recipe-invalid", "agent.max_turns = 0", "training.steps = -1")):
-        load_recipe(str(ten_steps), ["training.steps=-1", "agent.max_turns=0"])
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "training.group_size = 0", "training.steps = -1")):
+        load_recipe(str(ten_steps), ["training.steps=-1", "training.group_size=0"])
 
 
 def test_a_missing_table_is_named():
@@ -285,9 +285,9 @@ def test_a_missing_table_is_named():
 @pytest.mark.parametrize("path", shipped_recipes().values(), ids=lambda path: path.stem)
 def test_a_resolved_recipe_reads_back_as_itself(path: Path):
     """What a run directory holds is the whole recipe: resolving it again changes nothing."""
-    resolved = check(load_recipe(path.stem))
+    resolved = resolve(load_recipe(path.stem))
     text = to_toml(resolved)
-    again = check(parse_recipe(tomllib.loads(text)))
+    again = resolve(parse_recipe(tomllib.loads(text)))
     assert again == resolved
     assert to_toml(again) == text
 
@@ -309,8 +309,8 @@ def test_what_needs_the_offline_world_is_refused_with_other_tasks():
     with pytest.raises(
         RecipeError, check=coded("world-missing", "tools.local_search", "'game24'", fix="local_search = false")
     ):
-        check(recipe)
-    check(load_recipe("gazetteer-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
+        resolve(recipe)
+    resolve(load_recipe("gazetteer-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
 
 
 CONFLICTS = {
@@ -335,7 +335,7 @@ def test_settings_that_contradict_each_other_are_refused(case):
     name, overrides, code, value = CONFLICTS[case]
     recipe = load_recipe(name, overrides)
     with pytest.raises(RecipeError, check=coded(code, value)):
-        check(recipe)
+        resolve(recipe)
 
 
 def test_a_validation_table_without_a_name_changes_the_default():

@@ -12,7 +12,7 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.lessons.commit import read_updates
 from midstream.process import event_loop
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.lesson_sessions import lessons_parts_of
 from midstream.recipe.schema import load_recipe
@@ -97,8 +97,8 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
 )
 def test_stages_have_families_of_the_tasks_at_most_once(families, code):
     pytest.importorskip("torch", reason="the training extra is not installed")
-    stages = ["tasks.difficulty=easy", f"tasks.stages=[{{families={json.dumps(families)}}}]"]
-    refused = pytest.raises(RecipeError, check=coded(code, "tasks.stages"))
+    stages = ["tasks.difficulty=easy", f"training.stages=[{json.dumps(families)}]"]
+    refused = pytest.raises(RecipeError, check=coded(code, "training.stages"))
     with Build(load_recipe("flow-grpo-tiny", stages)) as build, refused:
         check_work(build, "train")
 
@@ -109,7 +109,7 @@ def test_the_tasks_of_the_first_step_are_drawn_from_the_first_stage(monkeypatch)
     drawn = []
     sample = Gazetteer.sample
     monkeypatch.setattr(Gazetteer, "sample", lambda *given: drawn.append(sample(*given)) or drawn[-1])
-    stages = 'tasks.stages=[{families=["hop"]}, {families=["lookup", "sum"]}]'
+    stages = 'training.stages=[["hop"], ["lookup", "sum"]]'
     with Build(load_recipe("flow-grpo-tiny", [stages])) as build:
         check_work(build, "train")
     assert {task.family for task in drawn[-1]} == {"hop"}
@@ -178,7 +178,7 @@ def test_a_lesson_set_to_begin_with_is_named_by_its_whole_path(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text('{"lessons": [{"id": "L1", "text": "look first"}], "next_number": 2}')
     recipe = load_recipe("lessons-simulated", [*PLAIN, "lessons.start=mine.json"])
-    assert check(recipe)["lessons"]["start"] == str(tmp_path / "mine.json")
+    assert resolve(recipe)["lessons"]["start"] == str(tmp_path / "mine.json")
     assert parts("lessons.start=mine.json").start.lessons[0].text == "look first"
 
 

@@ -108,7 +108,7 @@ def test_the_screen_fits_and_says_everything(width: int) -> None:
     good = [case(f"c{number}", right=True) for number in range(4)]
     roles = [
         result("planner", [*good, case("the injection", "print(42)", right=False)]),
-        result("generator", [case("two hops", "word " * 200, right=False)], retries=2),
+        result("generator", [case("two hops", "word " * 200, right=False).model_copy(update={"retries": 2})]),
         RoleResult(role="verifier", standing="not examined", skipped="its type is 'form'"),
     ]
     text = printed(roles, width=width)

@@ -134,7 +134,7 @@ def test_a_lesson_run_writes_each_update_once_and_never_wraps():
     assert "warning: budget.updates = 4 were [bold]made[/bold]" in log
     third = next(line for line in log if line.startswith("update 3/4"))
     spent = "1,050 of 3,000 rollouts, 1.23M tokens, $0.6300 of $5.00"
-    assert f"changes 3 accepted, 2 rejected, 2 refused | lessons 4 | spent {spent}" in third
+    assert f"changes accepted 3, rejected 2, refused 2 | lessons 4 | spent {spent}" in third
     assert "lost replies 1" in third
 
 
@@ -191,7 +191,7 @@ PANELS = {
         *("update 4/4", "100%", f"{UPDATES[-1].mean_reward:.3f}", "runs/a", "finished"),
         "30.0% no lessons -> 50.0% with lessons",
         "1,400 of 3,000 rollouts, 1.64M tokens, $0.8400 of $5.00",
-        "8 accepted, 9 rejected, 8 refused, 3 pending",
+        "accepted 8, rejected 9, refused 8, pending 3",
         "uniform groups 6, broken groups 2, lost replies 1, lost pairs 8",
     ),
     "evaluation": (

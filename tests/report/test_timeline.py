@@ -9,7 +9,7 @@ from midstream.core.events import TurnEvent
 from midstream.core.stream_template import load_template
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Trajectory, Usage
-from midstream.report.timeline import Timeline, elapsed
+from midstream.report.timeline import Timeline
 from support.fake_run import broken, solved
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
@@ -237,10 +237,6 @@ def test_a_closed_pipe_is_an_error_that_can_be_caught():
 
     with pytest.raises(BrokenPipeError):
         Terminal(file=Closed()).print("anything")
-
-
-def test_elapsed():
-    assert [elapsed(0.004), elapsed(0.26), elapsed(59.9), elapsed(75)] == ["0.00s", "0.3s", "59.9s", "1m 15s"]
 
 
 def drive_stream(shown: Timeline, trajectory: Trajectory) -> None:

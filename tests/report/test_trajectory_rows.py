@@ -17,21 +17,17 @@ from midstream.report.trajectory import (
     Row,
     call_row,
     command_text,
-    format_words,
     last_rows,
-    observation_rows,
     outcome_words,
     output_row,
+    part_rows,
     reply_rows,
-    sequence_words,
-    stream_rows,
     template_of,
     trajectory_blocks,
     turn_rows,
 )
 from support.fake_run import broken, malformed, solved
 from support.pages import texts
-from support.sessions import call as sampled
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 
@@ -71,7 +67,7 @@ def test_code_and_invalid_commands():
 
 
 def test_nothing_printed_is_said():
-    assert said(observation_rows(Observation(status="ok", text=""))) == [("observation", "(empty)")]
+    assert said(part_rows(Observation(status="ok", text=""))) == [("observation", "(empty)")]
 
 
 @given(st.text(st.characters(codec=None), max_size=40))
@@ -106,7 +102,7 @@ def rows(text: str) -> list[str]:
 
 
 def labels(turn: Turn, template: Template = MATH) -> list[str]:
-    return [row.label for row in stream_rows(turn, template)]
+    return [row.label for row in turn_rows(turn, template, stream=True)]
 
 
 def test_a_stream_reads_in_its_order_and_says_who_wrote_what():
@@ -124,7 +120,6 @@ def test_a_stream_reads_in_its_order_and_says_who_wrote_what():
         "◂ output 22140",
         "last reply",
     ]
-    assert "format strict: every part is there, closed, in order" in rows(shown(math_stream()))
 
 
 def test_a_reward_has_its_parts():
@@ -136,7 +131,6 @@ def test_what_is_malformed_says_what_is_wrong():
     text = rows(shown(unclosed_stream()))
     assert "malformed never closed: </think> is missing, the next mark ends it" in text
     assert "malformed the policy wrote this itself, no tool did" in text
-    assert "format not strict: think, call, output and answer missing" in text
     assert "stopped the policy ended its reply without an answer, 0 turns" in text
     text = rows(shown(cut_stream()))
     assert "malformed never closed: </python> is missing" in text
@@ -163,7 +157,6 @@ def test_a_dialogue_shows_user_turns_bad_calls_and_what_its_check_found():
 def test_without_its_template_a_reply_stays_in_one_piece():
     text = rows(shown(math_stream(), None, 200))
     assert "▸ reply <think>Done.</think><answer>22140</answer>" in text
-    assert not any(line.startswith("format") for line in text)
     assert template_of({"agent": {"template": "no-such-template"}}) is None
     assert template_of({"agent": {"type": "agentflow"}}) is None
     assert template_of({"agent": {"template": "artist-math"}}) == MATH
@@ -192,7 +185,7 @@ def test_a_reply_of_several_requests_is_read_as_one():
 def test_requests_of_tools_and_users_are_no_part_of_the_stream():
     turn = math_stream().turns[1]
     busy = turn.model_copy(update={"calls": (*turn.calls, Call(role="user", completion="hello"))})
-    assert stream_rows(busy, MATH) == stream_rows(turn, MATH)
+    assert turn_rows(busy, MATH, stream=True) == turn_rows(turn, MATH, stream=True)
 
 
 def test_parts_of_calls_and_outputs():
@@ -209,13 +202,6 @@ def test_outcomes_in_words():
         "not done, 2 user turns",
         "user turn 2: state 0 of 2",
     ]
-
-
-def test_format_in_words():
-    assert format_words(math_stream(), MATH).startswith("strict")
-    swapped = reply("<answer>1</answer><think>why</think><python>2</python>")
-    one = math_stream().model_copy(update={"turns": math_stream().turns[:1], "closing_calls": (swapped,)})
-    assert format_words(one, MATH) == "not strict: every part is there, not in order"
 
 
 def test_the_page_marks_what_was_put_in_by_a_tone_and_by_a_sign():
@@ -253,25 +239,3 @@ def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
     assert "\x1b" not in text
     assert "[bold]" in text
     assert "\x1b" not in texts(side_by_side([("x", one)], MATH))
-
-
-def test_rows_and_splits_are_shown_of_calls_with_token_ids_alone():
-    calls = [sampled((1, 2), (3, 4)), sampled((7,), (8,), delivered=False), sampled((1, 2, 3, 4, 5), (6,))]
-    calls += [sampled((1, 2, 3, 4, 7), (8,)), sampled((1, 2, 3, 4, 9), (8,))]
-
-    def made(calls):
-        return Trajectory(id="a", task_id="t", closing_calls=tuple(calls))
-
-    assert sequence_words(made(calls)) == [
-        "3 of 4 calls; 22 tokens sent, 10 distinct",
-        "call 4 split from call 3 after 4 tokens: branch (and 1 more)",
-    ]
-    assert sequence_words(made(calls[:2])) == sequence_words(made([Call(role="policy", completion="a")] * 2)) == []
-    judge = [one.model_copy(update={"role": "judge"}) for one in calls[:3]]
-    assert sequence_words(made([*judge, *calls]))[:2] == [
-        "judge: 1 of 2 calls; 10 tokens sent, 6 distinct",
-        "policy: 3 of 4 calls; 22 tokens sent, 10 distinct",
-    ]
-    for text in (shown(made(calls)), texts(side_by_side([("run", made(calls))], None))):
-        assert "10 distinct" in text
-        assert "split from call 3 after 4 tokens" in text

@@ -17,7 +17,7 @@ from midstream.core.errors import RecipeError, RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.composite import Composite, PerTask
@@ -91,7 +91,7 @@ def test_a_recipe_builds_nested_composites():
 
 def test_the_resolved_recipe_says_every_default_and_means_the_same():
     chosen = recipe('{a={type="judge", engine="model"}, b={weight=3, type="exact_match"}}')
-    resolved = check(chosen)
+    resolved = resolve(chosen)
     assert resolved["reward"]["parts"]["a"] == {
         "weight": 1.0, "type": "judge", "engine": "model", "temperature": 0.0, "max_tokens": 2048, "votes": 1,
         "rubric": "", "structured_output": False, "rule": "per_task",
@@ -123,7 +123,7 @@ def test_the_resolved_recipe_says_every_default_and_means_the_same():
 )
 def test_what_cannot_be_made_is_named(parts, code, value):
     with pytest.raises(RecipeError, check=coded(code, value)):
-        check(recipe(parts))
+        resolve(recipe(parts))
 
 
 # --- the reward that each task names ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_answer_tags(case):
     ends at the first closing tag, and of other agents only the last pair counts, however many guesses stand before it.
     """
     template = load_template("search-r1")
-    answer = answer_of([Piece(text=case["text"], sampled=True, turn=1)], template)
+    answer = answer_of([Piece(text=case["text"], sampled=True)], template)
     assert answer == (case["extracted"] or None)
     assert value(ExactMatch(), answer, *case["gold"]) == (1.0 if case["score"] == 0.25 else case["score"])
 

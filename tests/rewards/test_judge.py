@@ -23,10 +23,10 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory, Usage
 from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.judge import FILE, VERDICT, Judge, JudgeConfig, JudgeVerdict, read_verdict, verdict_file
+from midstream.rewards.judge import FILE, Judge, JudgeConfig, JudgeVerdict, VerdictFile, read_verdict
 from midstream.rewards.rule import SingleFlight
 from midstream.rollout import Environment
 from support.errors import coded
@@ -360,7 +360,7 @@ class _Answers:
 def test_settings_that_cannot_work_are_refused_before_anything_starts(override, code, value):
     local = ("gazetteer-prompted", ('reward={type="judge", engine="judge"}', override))
     with pytest.raises(RecipeError, check=coded(code, value)):
-        check(load_recipe(*local) if override.startswith("engines") else recipe(override))
+        resolve(load_recipe(*local) if override.startswith("engines") else recipe(override))
 
 
 @pytest.mark.parametrize(
@@ -376,14 +376,14 @@ def test_the_trained_engine_judges_nobody(where):
     }
     served = 'engines.policy={type="openai_compatible", model="m", base_url="http://127.0.0.1:9/v1"}'
     with pytest.raises(RecipeError, check=coded("setting-conflict", f"{where}.engine = 'policy'")) as caught:
-        check(load_recipe("flow-grpo-tiny", (served, changes[where])))
+        resolve(load_recipe("flow-grpo-tiny", (served, changes[where])))
     assert "table of its own" in str(caught.value)
 
 
 def test_every_rule_can_go_with_a_judge():
     assert "per_task" not in rules()
     for rule in ("per_task", "", *rules()):
-        assert check(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule
+        assert resolve(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule
 
 
 # --- the cache of verdicts -------------------------------------------------------------------------------------------
@@ -393,37 +393,37 @@ WRONG = JudgeVerdict(correct=False, calls=())
 WRITER = """
 import sys
 from pathlib import Path
-from midstream.rewards.judge import Verdict, verdict_file
-kept = verdict_file(Path(sys.argv[1]))
+from midstream.rewards.judge import JudgeVerdict, VerdictFile
+kept = VerdictFile(Path(sys.argv[1]))
 for number in range(50):
-    kept.keep(str(number), Verdict(correct=sys.argv[2] == "yes", calls=()).model_dump_json())
+    kept.keep(str(number), JudgeVerdict(correct=sys.argv[2] == "yes", calls=()))
 kept.close()
 """
 
 
 def test_what_was_kept_first_stays(tmp_path):
-    kept = verdict_file(tmp_path / "new" / "place")
-    assert kept.find_json("a", VERDICT) is None
-    kept.keep("a", RIGHT.model_dump_json())
-    kept.keep("a", WRONG.model_dump_json())
-    assert kept.find_json("a", VERDICT) == RIGHT
+    kept = VerdictFile(tmp_path / "new" / "place")
+    assert kept.find("a") is None
+    kept.keep("a", RIGHT)
+    kept.keep("a", WRONG)
+    assert kept.find("a") == RIGHT
     kept.close()
     kept.close()
-    again = verdict_file(tmp_path / "new" / "place")
-    assert (again.find_json("a", VERDICT), again.find_json("b", VERDICT)) == (RIGHT, None)
+    again = VerdictFile(tmp_path / "new" / "place")
+    assert (again.find("a"), again.find("b")) == (RIGHT, None)
     again.close()
     with pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
-        again.find_json("a", VERDICT)
+        again.find("a")
 
 
 @pytest.mark.slow
 def test_processes_and_threads_share_the_file(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), said]) for said in ("yes", "no")]
-    kept = verdict_file(tmp_path)
+    kept = VerdictFile(tmp_path)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda number: kept.keep(str(number), RIGHT.model_dump_json()), range(50, 100)))
+        list(threads.map(lambda number: kept.keep(str(number), RIGHT), range(50, 100)))
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    assert all(kept.find_json(str(number), VERDICT) for number in range(100))
+    assert all(kept.find(str(number)) for number in range(100))
     kept.close()
 
 
@@ -438,24 +438,24 @@ def test_another_programs_file_is_left_alone(tmp_path, content):
         path.write_bytes(content)
     before = path.read_bytes()
     with pytest.raises(UsageError, check=coded("file-invalid", "judge.sqlite")):
-        verdict_file(tmp_path)
+        VerdictFile(tmp_path)
     assert path.read_bytes() == before
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, check=coded("directory-unusable", tmp_path / "file", fix="`cache`")):
-        verdict_file(tmp_path / "file")
+        VerdictFile(tmp_path / "file")
 
 
 def test_a_row_that_is_no_verdict_is_an_error(tmp_path):
-    kept = verdict_file(tmp_path)
-    kept.keep("a", RIGHT.model_dump_json())
+    kept = VerdictFile(tmp_path)
+    kept.keep("a", RIGHT)
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("UPDATE verdicts SET value = '{}'")
     other.close()
     with pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
-        kept.find_json("a", VERDICT)
+        kept.find("a")
     kept.close()
 
 

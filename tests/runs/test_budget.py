@@ -17,7 +17,7 @@ from midstream.core.errors import BudgetError, EngineError
 from midstream.core.metrics import Spent
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
 from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
-from midstream.runs.journal import read_models
+from midstream.runs.journal import Records
 from support.errors import coded
 
 PRICE = {"price_prompt": 2.0, "price_completion": 8.0}
@@ -275,7 +275,7 @@ def test_a_new_process_knows_what_was_used_and_counts_what_was_under_way_whole(t
     assert by_role["learning", "critic"] == Spent(calls=1, tokens=1000)
     assert by_role["learning", "planner"].tokens == inner.tokens
     assert by_role["learning", ""].rollouts == 1
-    assert [one.number for one in read_models(path, Entry)][-1] == 7
+    assert [one.number for one in Records(path, Entry).read()][-1] == 7
 
 
 @given(st.lists(st.floats(0, 3), max_size=30), st.randoms())

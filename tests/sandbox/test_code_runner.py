@@ -183,8 +183,9 @@ def test_memory_is_bounded():
 
 @everywhere
 def test_a_long_result_is_cut():
-    [observation] = run("len(echo(text='ab', times=10**5))")
-    cut = 100_000 + len("\n[cut after 100000 characters]")
+    [observation] = run("len(echo(text='ab', times=3 * 10**5))")
+    # At four characters a token of the tool's limit.
+    cut = 400_000 + len("\n[cut: 600000 characters, of which the first 400000 are shown]")
     assert (observation.text, len(observation.tool_calls[0].text)) == (str(cut), cut)
 
 

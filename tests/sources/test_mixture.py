@@ -9,7 +9,7 @@ import pytest
 
 from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError
-from midstream.recipe.check import check, task_source
+from midstream.recipe.check import resolve, task_source
 from midstream.recipe.files import read_table, to_toml
 from midstream.recipe.schema import parse_recipe
 from support.errors import coded
@@ -86,11 +86,11 @@ def test_a_recipe_checks_its_parts_and_can_be_read_again(own):
         "type": "mixture",
         "parts": {"own": own, "search": {"type": "benchmark", "name": "search-r1", "weight": 2}},
     }
-    resolved = check(parse_recipe(table))
+    resolved = resolve(parse_recipe(table))
     parts = resolved["tasks"]["parts"]
     assert (parts["own"]["weight"], parts["own"]["duplicates"], parts["search"]["weight"]) == (1.0, "error", 2)
     assert "search-r1" in to_toml(resolved)
-    assert check(parse_recipe(table | {"tasks": resolved["tasks"]}))["tasks"] == resolved["tasks"]
+    assert resolve(parse_recipe(table | {"tasks": resolved["tasks"]}))["tasks"] == resolved["tasks"]
     for wrong, code, value in (
         ({"name": "zebra"}, "unknown-benchmark", "'zebra'"),
         ({"nme": "search-r1"}, "recipe-invalid", "tasks.parts.search.nme = 'search-r1'"),
@@ -98,4 +98,4 @@ def test_a_recipe_checks_its_parts_and_can_be_read_again(own):
     ):
         table["tasks"]["parts"]["search"] = {"type": "benchmark", "name": "search-r1"} | wrong
         with pytest.raises(RecipeError, check=coded(code, value)):
-            check(parse_recipe(table))
+            resolve(parse_recipe(table))

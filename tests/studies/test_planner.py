@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 from studies.planner import ANALYSES, main
-from studies.planner_arms import Condition, PlannerFile, Study, measured, read_file, summed, with_tools
+from studies.planner_arms import Condition, PlannerFile, Study, errors_of, measured, read_file, summed, with_tools
 
 from midstream.cli.main import main as midstream
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse
-from midstream.core.trajectory import ErrorInfo, Trajectory
+from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory, Turn
 from midstream.recipe.build import Build
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
@@ -295,3 +295,42 @@ def test_a_measurement_without_results_is_refused() -> None:
     assert summed(result, [*fine, lost]).use == ToolUse()
     with pytest.raises(InfrastructureError, check=coded("no-results", "2 of 102", "it is down")):
         summed(result, [*fine[:100], lost, lost])
+
+
+def called(query: str, *, failed: bool = False, goal: str = "find") -> Turn:
+    return Turn(
+        index=1,
+        action=Action(sub_goal=goal, tool="search", context=query),
+        command=Command(tool="search", arguments={"query": query}),
+        observation=Observation(status="error" if failed else "ok", text=""),
+    )
+
+
+def malformed(text: str) -> Turn:
+    return Turn(
+        index=1,
+        action=Action(error="unreadable"),
+        observation=Observation(status="error", text="unreadable"),
+        calls=(Call(role="planner", completion=text), Call(role="verifier", completion="no")),
+    )
+
+
+def errors(*runs: list[Turn]) -> tuple[int, int, int]:
+    found = errors_of(Trajectory(id="a", task_id="a", turns=tuple(turns)) for turns in runs)
+    return found.followed, found.recoveries, found.repeats
+
+
+def test_a_recovery_is_another_call_that_works() -> None:
+    assert errors([called("a", failed=True), called("b")]) == (1, 1, 0)
+    assert errors([called("a", failed=True), called("a", goal="look again")]) == (1, 0, 0)
+    assert errors([called("a", failed=True), called("b", failed=True), called("c")]) == (2, 1, 0)
+    assert errors([called("a"), called("b", failed=True)]) == (0, 0, 0)
+    assert errors([malformed("x"), called("a")]) == (1, 1, 0)
+    assert errors([called("a", failed=True), Turn(index=1, action=Action(tool="python"))]) == (1, 0, 0)
+
+
+def test_a_repeat_fails_as_it_failed_before_in_its_own_trajectory() -> None:
+    assert errors([called("a", failed=True), called("b"), called("a", failed=True, goal="once more")]) == (1, 1, 1)
+    assert errors([called("a", failed=True)], [called("a", failed=True)]) == (0, 0, 0)
+    assert errors([called("a", failed=True), called("a")]) == (1, 0, 0)
+    assert errors([malformed("x"), malformed("y"), malformed("x")]) == (2, 0, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from midstream.lessons.commit import History
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
@@ -75,7 +75,7 @@ def write_run(
     recipe: str = "",
 ) -> RunDirectory:
     """The run directory with these versions of its lesson set; `recipe` names one that comes with midstream."""
-    resolved = check(load_recipe(recipe or str(write_recipe(root.parent, base_url))))
+    resolved = resolve(load_recipe(recipe or str(write_recipe(root.parent, base_url))))
     run = RunDirectory.create(root, collect_info("learned", 0, resolved), to_toml(resolved))
     history = History(root / "lessons")
     for place, lesson_set in enumerate(versions):

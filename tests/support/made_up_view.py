@@ -210,13 +210,12 @@ def documents(*, hostile: str = HOSTILE, entries: int = 300, turns: int = 5) -> 
         for p in range(entries)
     ]  # fmt: skip
     found: dict[str, Document] = {
-        "runs": {"title": "Runs in runs/", "runs": runs, "cursor": "0"},
+        "runs": {"title": "Runs in runs/", "runs": runs},
         f"run/{first}": {
             "summary": runs[0],
             "page": run_page(hostile),
             "parts": [*steps, last],
             "warnings": ["step 4: the last line is cut"],
-            "cursor": "0",
         },
         f"run/{first}/part/step-000012": {"part": part, "entries": rows, "next": None, "scanned": entries},
         f"compare/{first}/live-run": {**run_page(hostile), "title": f"{first} and live-run"},

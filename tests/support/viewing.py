@@ -45,24 +45,20 @@ class Client:
         return json.loads(answer)
 
     @contextmanager
-    def events(self, cursor: str = "") -> Iterator[Queue[tuple[str, list[str]]]]:
-        """The changes from a cursor on, each as its own cursor and the runs."""
+    def events(self) -> Iterator[Queue[list[str]]]:
+        """The runs of each change from now on."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        headers = {"Host": f"127.0.0.1:{self.port}"} | ({"Last-Event-ID": cursor} if cursor else {})
-        connection.request("GET", f"{self.base}api/events", headers=headers)
+        connection.request("GET", f"{self.base}api/events", headers={"Host": f"127.0.0.1:{self.port}"})
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.getheader("content-type", "").startswith("text/event-stream")
-        found: Queue[tuple[str, list[str]]] = Queue()
+        found: Queue[list[str]] = Queue()
 
         def listen() -> None:
-            name = ""
             try:
                 while line := answer.readline().decode():
-                    if line.startswith("id: "):
-                        name = line[4:].strip()
-                    elif line.startswith("data: "):
-                        found.put((name, json.loads(line[6:])["runs"]))
+                    if line.startswith("data: "):
+                        found.put(json.loads(line[6:])["runs"])
             except (OSError, ValueError, AttributeError):  # closed below, or the server ended
                 pass
 

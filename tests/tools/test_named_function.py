@@ -10,7 +10,7 @@ import pytest
 
 from midstream import Build, RecipeError, UsageError, parse_recipe
 from midstream.core.tool_calls import call_tool
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import read_table
 from midstream.tools.function import FunctionConfig
 from support.errors import coded
@@ -146,7 +146,7 @@ def test_a_module_is_named_with_dots(place):
 def test_a_recipe_builds_it_and_checks_without_importing(place):
     (place / "my_tools.py").write_text("open('imported', 'w').close()\n" + TOOLS)
     chosen = recipe(loud={"type": "function", "function": "my_tools.py:shout"})
-    assert check(chosen)["tools"]["loud"] == {"type": "function", "function": f"{place / 'my_tools.py'}:shout"}
+    assert resolve(chosen)["tools"]["loud"] == {"type": "function", "function": f"{place / 'my_tools.py'}:shout"}
     build = Build(chosen)
     assert not (place / "imported").exists()
     [tool] = build.tools
@@ -157,7 +157,7 @@ def test_a_recipe_builds_it_and_checks_without_importing(place):
 @pytest.mark.parametrize("reference", ["my_tools.py", "my_tools:", ":f", "a:b c", "a:1"])
 def test_a_malformed_reference_is_refused_by_the_check(reference):
     with pytest.raises(RecipeError, check=coded("recipe-invalid", f"tools.f.function = {reference!r}")):
-        check(recipe(f={"type": "function", "function": reference}))
+        resolve(recipe(f={"type": "function", "function": reference}))
 
 
 REFUSED = {

@@ -13,7 +13,6 @@ from typing import ClassVar
 import pytest
 import torch
 
-from midstream.components.component import Stage
 from midstream.core.engine import Request
 from midstream.core.errors import RewardError
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
@@ -56,6 +55,9 @@ def share_of_words(make_build):
     return Scripted(share)
 
 
+STAGES = 'training.stages=[["arith"], ["lookup"]]'
+
+
 @pytest.fixture
 def make(make_build):
     """`make(reward, *overrides)` gives the algorithm and what it was wired from."""
@@ -69,7 +71,6 @@ def make(make_build):
             source=parts.source,
             publish=parts.publish,
             seed=parts.seed,
-            stages=parts.stages,
         )
         return algorithm, parts
 
@@ -341,27 +342,24 @@ def test_families_are_drawn_by_their_failures(make):
 @pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("sampling", ["failure", "uniform"])
-def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):
+def test_a_stage_begins_once_the_one_before_succeeds(make, sampling, monkeypatch):
+    monkeypatch.setattr(flow_grpo, "STAGE_SUCCESS", 0.3)
     right = Scripted(lambda one: 1.0)
-    algorithm, _ = make(right, f"training.family_sampling={sampling}", "training.learning_rate=1e-9")
+    algorithm, _ = make(right, f"training.family_sampling={sampling}", "training.learning_rate=1e-9", STAGES)
     first, second = algorithm.success
-    algorithm.stages = (Stage(families=(first,), until=0.3), Stage(families=(second,)))
     outcomes = run(algorithm, 6)
     seen = [{one.family for one in outcome.trajectories} for outcome in outcomes]
     assert seen[:2] == [{first}, {first}]
     assert second in set().union(*seen[2:])
-    assert [outcome.metrics.schedules["tasks.stages"] for outcome in outcomes] == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    assert [outcome.metrics.schedules["training.stages"] for outcome in outcomes] == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
     fresh, _ = make(right)
     fresh.load_state_dict(json.loads(json.dumps(algorithm.state_dict())))
     assert (fresh.success, fresh.stage) == (algorithm.success, 1)
-    fresh.load_state_dict({first: 0.5, second: 0.25})  # of a checkpoint from before there were stages
-    assert (fresh.success, fresh.stage) == ({first: 0.5, second: 0.25}, 0)
 
 
 def test_progress_counts_the_families_that_are_trained_on_now(make):
-    algorithm, _ = make(Scripted(parity))
-    first, second = algorithm.success
-    algorithm.stages = (Stage(families=(first,)), Stage(families=(second,)))
+    algorithm, _ = make(Scripted(parity), STAGES)
+    first, _ = algorithm.success
     algorithm.success[first] = 0.7
     run(algorithm)
     assert algorithm.progress.success == 0.7
@@ -370,9 +368,7 @@ def test_progress_counts_the_families_that_are_trained_on_now(make):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["failure", "uniform"])
 def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
-    algorithm, _ = make(
-        Scripted(parity), f"training.family_sampling={sampling}", 'tasks.stages=[{families=["lookup"]}]'
-    )
+    algorithm, _ = make(Scripted(parity), f"training.family_sampling={sampling}", 'training.stages=[["lookup"]]')
     assert list(algorithm.success) == ["lookup"]
     assert {one.family for outcome in run(algorithm, 3) for one in outcome.trajectories} == {"lookup"}
 

@@ -18,7 +18,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Score
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, rollout
@@ -324,6 +324,6 @@ def test_transcripts_of_a_chat_model_are_encoded_as_the_student_would_be_asked(t
 
 def test_a_teacher_must_be_a_planner_that_exists():
     with pytest.raises(RecipeError, check=coded("unknown-type", "training.supervised.planner.type = 'clever'")):
-        check(load_recipe("flow-grpo-tiny", ["training.supervised.planner={type='clever'}"]))
+        resolve(load_recipe("flow-grpo-tiny", ["training.supervised.planner={type='clever'}"]))
     with pytest.raises(RecipeError, check=coded("unknown-engine", "training.supervised.planner.engine = 'strong'")):
-        check(load_recipe("flow-grpo-tiny", ["training.supervised.planner={type='prompted', engine='strong'}"]))
+        resolve(load_recipe("flow-grpo-tiny", ["training.supervised.planner={type='prompted', engine='strong'}"]))

@@ -19,7 +19,7 @@ from midstream.core.errors import RunError, StorageError, UsageError
 from midstream.core.trajectory import Score, Trajectory
 from midstream.report.comparison import compare
 from midstream.runs import RunDirectory
-from midstream.view.bundle import page_html, write_report, write_runs, write_trajectory
+from midstream.view.bundle import page_html, write_runs, write_trajectory
 from midstream.view.documents import Documents
 from support.errors import coded
 from support.evaluations import write
@@ -73,7 +73,7 @@ def pages(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     """The page of each run."""
     root = tmp_path_factory.mktemp("pages")
     for kind in KINDS:
-        write_report(RunDirectory.open(runs / kind), root / f"{Path(kind).name}.html")
+        write_runs([runs / kind], root / f"{Path(kind).name}.html")
     return {kind: root / f"{Path(kind).name}.html" for kind in KINDS}
 
 
@@ -119,7 +119,7 @@ def test_the_policy_allows_these_scripts_and_no_other(pages: dict[str, Path]) ->
 
 
 def test_equal_runs_give_equal_pages(runs: Path, pages: dict[str, Path], tmp_path: Path) -> None:
-    write_report(RunDirectory.open(runs / "evaluation"), tmp_path / "again.html")
+    write_runs([runs / "evaluation"], tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == pages["evaluation"].read_bytes()
 
 
@@ -128,7 +128,7 @@ def test_bytes_decide_how_much_is_there(runs: Path, tmp_path: Path) -> None:
     sizes = {}
     for room in (0.02, 0.03, 0.06):
         path = tmp_path / f"{room}.html"
-        write_report(run, path, max_mb=code / 1e6 + room)
+        write_runs([run.root], path, max_mb=code / 1e6 + room)
         sizes[room] = (path.stat().st_size - code, len(trajectories(documents_of(path))))
         assert sizes[room][0] <= room * 1e6 * 1.1 or not sizes[room][1], "overviews are written whatever they take"
     counts = [count for _, count in sizes.values()]
@@ -138,7 +138,7 @@ def test_bytes_decide_how_much_is_there(runs: Path, tmp_path: Path) -> None:
     (words, _) = documents_of(path)["run/training"]["page"]["sections"][-1]["blocks"]
     assert words["text"].startswith(f"This file holds {counts[0]} of the ")
     with pytest.raises(UsageError, check=coded("setting-range", "--max-mb 0")):
-        write_report(run, path, max_mb=0)
+        write_runs([run.root], path, max_mb=0)
 
 
 def test_wrong_and_right_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_wrong_and_right_trajectories_of_evaluations_come_first(tmp_path: Path) 
     name, code = "run", len(page_html({}, title="", start=""))
     held: dict[str, Any] = {}
     for room in range(8, 40):
-        write_report(run, tmp_path / "page.html", max_mb=code / 1e6 + room / 1000)
+        write_runs([run.root], tmp_path / "page.html", max_mb=code / 1e6 + room / 1000)
         held = documents_of(tmp_path / "page.html")
         if len(trajectories(held)) > 3:
             break
@@ -205,7 +205,7 @@ def test_a_trajectory_has_a_page(runs: Path, tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_says_why(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, check=coded("write-failed", "page.html")):
-        write_report(RunDirectory.open(runs / "evaluation"), tmp_path / "file" / "page.html")
+        write_runs([runs / "evaluation"], tmp_path / "file" / "page.html")
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_a_damaged_run_has_a_page_that_says_what_is_missing(runs: Path, tmp_path
     with (root / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "policy_ver')
     (root / "trajectories" / "step-000003.jsonl.gz").unlink()
-    write_report(RunDirectory.open(root), tmp_path / "page.html")
+    write_runs([root], tmp_path / "page.html")
     overview = documents_of(tmp_path / "page.html")["run/run"]
     assert "the trajectories of step 3 are missing" in overview["warnings"]
     assert overview["page"]["lead"].startswith("10 training steps")
@@ -243,10 +243,10 @@ def test_the_command_writes_each_kind_of_page(
         "trajectory.html",
     ]
     page = documents_of(tmp_path / "comparison.html")["compare/training/training"]
-    (table,) = [block for block in page["sections"][0]["blocks"] if block["kind"] == "table"]
+    tables = [block for block in page["sections"][1]["blocks"] if block["kind"] == "table"]
     found = compare(f"{run}@0", run).found
-    assert [row["cells"][0] for row in table["rows"]] == ["B against A"] * len(found)
-    assert table["rows"][0]["cells"][5]["interval"]["mid"] == pytest.approx(found[0].difference)
+    assert [row["cells"][0] for table in tables for row in table["rows"]] == ["A", "B"] * len(found)
+    assert tables[0]["rows"][1]["cells"][4]["interval"]["mid"] == pytest.approx(found[0].difference)
     assert main(["view", run, "nothing", "--file"]) == 2
     (tmp_path / "mine.html").write_text("mine")
     assert main(["view", run, "--file", "mine.html"]) == 2
@@ -316,7 +316,7 @@ def test_hostile_text_stays_text(tmp_path: Path, open_file: Open) -> None:
     ]
     (name,) = run.trajectories.parts()
     run.trajectories.write(name.removeprefix("eval-"), hostile)
-    write_report(run, tmp_path / "page.html")
+    write_runs([run.root], tmp_path / "page.html")
     held = documents_of(tmp_path / "page.html")
     assert len(trajectories(held)) == len(hostile)
     assert len(held[trajectories(held)[-1]]["question"]) == len(long)

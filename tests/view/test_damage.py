@@ -128,7 +128,9 @@ def test_pipes_are_not_read(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
     os.mkfifo(tmp_path / "run" / "metrics.jsonl")
     with viewing(tmp_path) as client:
-        assert client.get("runs")["runs"][0]["damage"] == ["metrics.jsonl is a link, a pipe or a device, not a file"]
+        assert client.get("runs")["runs"][0]["damage"] == [
+            "metrics.jsonl is damaged: it is a link, a pipe or a device, not a file"
+        ]
         assert client.get("run/run")["parts"] == []
 
 

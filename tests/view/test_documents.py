@@ -13,6 +13,8 @@ from midstream.core.trajectory import Trajectory
 from midstream.report.trajectory import turn_rows
 from midstream.runs import RunDirectory
 from midstream.training.rows import group_advantages
+from midstream.view.documents import Documents
+from midstream.view.entries import Filter
 from support.viewing import Client, names
 
 STEP = "run/training/part/step-000003"
@@ -76,6 +78,17 @@ def test_a_list_comes_in_pages(client: Client, step: list[Trajectory]) -> None:
     assert [(entry["id"], entry["question"], entry["answer"], entry["turns"]) for entry in found] == [
         (each.id, each.question, each.answer, len(each.turns)) for each in step
     ]
+
+
+def test_a_list_has_no_holes_when_time_is_up(runs: Path) -> None:
+    documents = Documents([runs])
+    whole = documents.part("training", "step-000003", Filter(seconds=-1))
+    assert names(whole["entries"]) == list(range(16))
+    assert whole["next"] is None
+    first = documents.part("training", "step-000003", Filter(start=2, limit=5, seconds=-1))
+    assert (names(first["entries"]), first["next"]) == (list(range(2, 7)), 7)
+    filtered = documents.part("training", "step-000003", Filter(text="e", limit=5, seconds=-1))
+    assert (len(filtered["entries"]), filtered["next"]) == (1, 1)
 
 
 def test_filters(client: Client, step: list[Trajectory]) -> None:

@@ -14,7 +14,6 @@ import pytest
 from midstream.core.trajectory import Score, Trajectory
 from midstream.runs import Journal, RunDirectory, results
 from midstream.runs.lock import exclusive_lock
-from midstream.view.runs import changed_since, cursor_of
 from support.viewing import Client, viewing
 
 
@@ -48,15 +47,13 @@ def steps(client: Client) -> list[int]:
 
 def test_a_new_step_is_announced_within_a_second(growing: Path) -> None:
     with viewing(growing.parent) as client:
-        cursor = client.get("runs")["cursor"]
         assert steps(client) == [1, 2, 3]
-        with client.events(cursor) as changes:
+        with client.events() as changes:
             took = []
             for step in (4, 5):
                 began = time.monotonic()
                 grow(growing, step)
-                _, changed = changes.get(timeout=5)
-                assert changed == ["run"]
+                assert changes.get(timeout=5) == ["run"]
                 took.append(time.monotonic() - began)
                 time.sleep(0.6)  # two files changed: both may have been seen at once, or one after the other
                 while not changes.empty():
@@ -66,44 +63,12 @@ def test_a_new_step_is_announced_within_a_second(growing: Path) -> None:
             assert min(took) < 1  # a busy machine may be late once
 
 
-def test_after_a_restart_nothing_is_doubled_or_missing(growing: Path) -> None:
-    with viewing(growing.parent, token="same") as client:
-        port = client.port or 0
-        with client.events(client.get("runs")["cursor"]) as changes:
-            grow(growing, 4)
-            cursor, _ = changes.get(timeout=5)
-            time.sleep(0.6)
-            while not changes.empty():
-                cursor, _ = changes.get()
-    grow(growing, 5)  # while no server runs
-    with viewing(growing.parent, token="same", port=port) as client:
-        with client.events(cursor) as changes:
-            again, changed = changes.get(timeout=5)
-            assert changed == ["run"]
-            assert steps(client) == [1, 2, 3, 4, 5]
-            with pytest.raises(Empty):
-                changes.get(timeout=1)
-        with client.events(again) as changes, pytest.raises(Empty):
-            changes.get(timeout=1)  # it knows all of it
-
-
-def test_what_changed_before_the_events_are_opened_is_announced(growing: Path) -> None:
-    with viewing(growing.parent) as client:
-        steps(client)
+def test_a_connection_hears_what_changes_and_nothing_else(growing: Path) -> None:
+    with viewing(growing.parent) as client, client.events() as changes:
+        with pytest.raises(Empty):
+            changes.get(timeout=1)
         grow(growing, 4)
-        with client.events() as changes:
-            assert changes.get(timeout=5)[1] == ["run"]
-
-
-def test_a_cursor_is_of_the_files_alone() -> None:
-    states = {"a": 1, "b": 2**63, "é": 3}
-    cursor = cursor_of(states)
-    assert changed_since(cursor, states) == []
-    assert changed_since(cursor, {**states, "b": 5, "new": 1}) == ["b", "new"]
-    assert changed_since(cursor, {"a": 1}) == []
-    for damaged in ("", "x", "!!", cursor[:-3], "a" * 5000):
-        assert set(changed_since(damaged, states)) <= set(states)
-    assert changed_since("garbage", states) == list(states)
+        assert changes.get(timeout=5) == ["run"]
 
 
 def test_an_evaluation_under_way_is_read_as_it_grows(runs: Path, tmp_path: Path) -> None:
@@ -153,10 +118,10 @@ def test_a_process_that_ends_without_a_word_is_news(growing: Path) -> None:
             while client.get("runs")["runs"][0]["state"] != "running":
                 assert time.monotonic() < until
                 time.sleep(0.1)
-            with client.events(client.get("runs")["cursor"]) as changes:
+            with client.events() as changes:
                 process.kill()
                 process.wait()
-                assert changes.get(timeout=5)[1] == ["run"]
+                assert changes.get(timeout=5) == ["run"]
                 assert client.get("runs")["runs"][0]["state"] == "interrupted"
     finally:
         process.kill()

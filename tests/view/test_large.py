@@ -10,6 +10,7 @@ import pytest
 from midstream.core.trajectory import Action, Call, Observation, Score, Trajectory, Turn
 from midstream.runs import RunDirectory
 from midstream.view.documents import Documents
+from midstream.view.entries import Filter
 from support.errors import raises
 from support.viewing import viewing
 
@@ -61,7 +62,7 @@ def test_a_trajectory_that_is_too_large_names_the_command_that_prints_it(
     small = Trajectory(id="small", task_id="t", question="q", answer="x")
     RunDirectory(tmp_path / "run").trajectories.write("some", [large, small])
     documents = Documents([tmp_path])
-    listed = documents.part("run", "eval-some")["entries"]
+    listed = documents.part("run", "eval-some", Filter())["entries"]
     assert [entry["id"] for entry in listed] == ["large", "small"]
     assert [rollout["answer"] for rollout in documents.group("run", "eval-some", "t")["rollouts"]] == [None, "x"]
     with raises("too-large", "midstream show RUN large --json"):

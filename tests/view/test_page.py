@@ -284,7 +284,7 @@ def test_dark_and_light_are_chosen_and_kept(open_page):
 
 def test_a_page_that_does_not_unpack_says_so(browser, tmp_path):
     file = tmp_path / "broken.html"
-    good = made_up_view.page({"runs": {"title": "", "runs": [], "cursor": ""}})
+    good = made_up_view.page({"runs": {"title": "", "runs": []}})
     start = good.index('id="data">') + len('id="data">')
     file.write_text(good[:start] + "AAAA" + good[start + 40 :], encoding="utf-8")
     page = browser.new_page()

@@ -31,7 +31,7 @@ def test_an_open_page_finds_the_server_again_and_shows_what_was_written_meanwhil
                 getattr(growing, name).append(record)
     with viewing(growing.root, token="kept", port=client.port):
         page.get_by_role("link", name="step 5").wait_for(timeout=15_000)
-        assert page.get_by_text("live", exact=True).count() == 1
+        page.get_by_text("live", exact=True).wait_for()
         steps = page.get_by_role("link", name="step").all_inner_texts()
         assert len(steps) == len(set(steps))
         assert page.evaluate("document.querySelector('details').open")

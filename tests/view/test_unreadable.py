@@ -78,7 +78,7 @@ def test_what_is_no_file_is_not_read(name: str, make: Any, two: Path, capsys: py
     assert any(name in said for said in documents.run("bad")["warnings"])
     if name in ("metrics.jsonl", "evaluations.jsonl"):
         with raises("file-damaged", name):
-            documents.part("bad", "step-000001")
+            documents.part("bad", "step-000001", Filter())
 
 
 def test_a_recipe_that_is_a_link_is_in_no_report(two: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_record_of_another_form_stops_no_list(two: Path) -> None:
     pack(path, json.dumps(record).encode() + b"\n")
     documents = Documents([two])
     for wanted in (Filter(), Filter(tool="python"), Filter(error="x"), Filter(text="4")):
-        assert documents.part("bad", "step-000001", wanted=wanted)["part"]["name"] == "step-000001"
+        assert documents.part("bad", "step-000001", wanted)["part"]["name"] == "step-000001"
     with pytest.raises(MidstreamError):
         documents.group("bad", "step-000001", "none")
 
@@ -123,6 +123,6 @@ def test_a_call_of_a_damaged_record_is_an_error_that_names_the_file(two: Path) -
     line = b'{"id":"a","task_id":"t","turns":[{"index":1,"calls":[{"role":"planner"}]}],"duration_s":0.4x}\n'
     pack(two / "bad" / "trajectories" / "step-000001.jsonl.gz", line)
     documents = Documents([two])
-    for ask in (documents.call, documents.tokens):
+    for more in ((), ("tokens",)):
         with raises("file-damaged", "step-000001"):
-            ask("bad", "step-000001", 0, 0)
+            documents.get(("run", "bad", "part", "step-000001", "trajectory", "0", "call", "0", *more), {})

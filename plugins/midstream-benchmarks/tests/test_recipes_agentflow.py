@@ -38,7 +38,7 @@ def number(pattern, text):
 
 @pytest.fixture
 def resolved():
-    return lambda name: recipe_check.check(config.load_recipe(name))
+    return lambda name: recipe_check.resolve(config.load_recipe(name))
 
 
 # -- what they say -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from midstream.core.json_schema import schema_error
 from midstream.core.source import Dialogues
 from midstream.core.task import Task
 from midstream.core.tool import Tool
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream_benchmarks.tau_bench import STOP, TauBench, TauBenchConfig, TauDialogue
 from midstream_worlds.functions import Invocation
@@ -233,7 +233,7 @@ def test_a_model_in_process_plays_no_user(path):
         'evaluation.sets=[{name="test", count=1}]',
     ]
     with pytest.raises(RecipeError, check=coded("engine-in-process", "tasks.engine = 'customer'")):
-        check(load_recipe("function-calling-simulated", overrides))
+        resolve(load_recipe("function-calling-simulated", overrides))
 
 
 # --- the clone ----------------------------------------------------------------------------------------------------

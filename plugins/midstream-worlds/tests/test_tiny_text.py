@@ -30,7 +30,7 @@ TOKENIZER = load_tokenizer()
 CODEC = TokenizerCodec(TOKENIZER, "policy")
 NATIVE = load_template("native")
 NAMES = ("Kyoto", "New Jyväskylä", "Saint Ouagadougou", "Port-Vila", "Zürich", "Rio de Janeiro", "O'Higgins", "Ávila 7")
-CONTEXT: Any = SimpleNamespace(name="policy", warm_seed=0)
+CONTEXT: Any = SimpleNamespace(name="policy", recipe=SimpleNamespace(warm_seed=0))
 SHAPES = [TinyTextConfig(), TinyTextConfig(hidden_size=256, layers=6, heads=8)]
 
 

@@ -187,7 +187,7 @@ class _StreamRun:
                     raise
                 draft.add_calls(failure.calls)
                 return "full"
-            self.stream = self.stream.with_reply(call, draft.index)
+            self.stream = self.stream.with_reply(call)
             draft.add_calls([call])
             module.emit("call", call)
             if not any(stop in call.completion for stop in self.stream.stops):
@@ -228,7 +228,7 @@ class _StreamRun:
                 self.record.end_turn()
                 draft = self.record.begin_turn()
             outputs.append(await self._observe(draft, call))
-        self.stream, draft.appended = self.stream.with_outputs(outputs, draft.index)
+        self.stream, draft.appended = self.stream.with_outputs(outputs)
         self.record.end_turn()
 
     async def _observe(self, draft: Draft, call: WrittenCall) -> str:
@@ -274,7 +274,7 @@ class _StreamRun:
             draft.appended += f"\n\nNew functions:\n{render_offers(new, self.template)}"
         self.calling = 0
         message = Message(role="user", content=draft.appended)
-        self.stream = replace(self.stream, tools=self.tools).with_messages([message], draft.appended, draft.index)
+        self.stream = replace(self.stream, tools=self.tools).with_messages([message], draft.appended)
         self.record.end_turn()
 
     def _end(self, reason: StopReason) -> None:

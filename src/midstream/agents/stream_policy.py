@@ -79,9 +79,9 @@ class Stream:
         ids = (*codec.encode(self._text_request()), *opening)
         return replace(self, codec=codec, ids=ids, prompt_tokens=len(ids))
 
-    def with_reply(self, call: Call, turn: int) -> Stream:
+    def with_reply(self, call: Call) -> Stream:
         """The stream with a reply at its end: the sampled ids unchanged, or, without ids, the text."""
-        piece = Piece(text=call.completion, sampled=True, turn=turn)
+        piece = Piece(text=call.completion, sampled=True)
         # Once a part has no ids, the stream has none: a text that is tokenized again may have others.
         exact = self.ids is not None and call.completion_ids
         ids = (*call.prompt_ids, *call.completion_ids) if exact else None
@@ -91,29 +91,29 @@ class Stream:
             return stream
         return replace(stream, messages=(*self.messages, Message(role="assistant", content=call.completion)))
 
-    def with_outputs(self, outputs: Sequence[str], turn: int) -> tuple[Stream, str]:
+    def with_outputs(self, outputs: Sequence[str]) -> tuple[Stream, str]:
         """The stream with the output of tools at its end, and the appended text."""
         texts = [put_in(output, self.template) for output in outputs]
         if self.template.appends == "inline":
             text = "".join(texts)
-            return self._appended(text, turn, lambda codec: codec.encode_text(text)), text
+            return self._appended(text, lambda codec: codec.encode_text(text)), text
         text = "\n".join(texts)
         messages = [Message(role="user", content=text)]
         if self.template.native:
             shown = [escape_marks(neutral(output), self.template) for output in outputs]
             messages = [Message(role="tool", content=output) for output in shown]
-        return self.with_messages(messages, text, turn), text
+        return self.with_messages(messages, text), text
 
-    def with_messages(self, messages: Sequence[Message], text: str, turn: int) -> Stream:
+    def with_messages(self, messages: Sequence[Message], text: str) -> Stream:
         """The stream with chat messages at its end; `text` is their text."""
-        stream = self._appended(text, turn, lambda codec: codec.encode_reply(messages, ended=self.ended))
+        stream = self._appended(text, lambda codec: codec.encode_reply(messages, ended=self.ended))
         return replace(stream, messages=(*self.messages, *messages))
 
-    def _appended(self, text: str, turn: int, encode: Callable[[Codec], Sequence[int]]) -> Stream:
+    def _appended(self, text: str, encode: Callable[[Codec], Sequence[int]]) -> Stream:
         ids = self.ids
         if self.codec is not None and ids is not None:
             ids = (*ids, *encode(self.codec))
-        return replace(self, pieces=(*self.pieces, Piece(text=text, sampled=False, turn=turn)), ids=ids)
+        return replace(self, pieces=(*self.pieces, Piece(text=text, sampled=False)), ids=ids)
 
     def request(self) -> Request:
         """The next request: everything so far."""
@@ -208,7 +208,7 @@ def stopped_at_mark(call: Call, stream: Stream) -> Call:
     ends = [place + len(stop) for stop in stream.stops if (place := text.find(stop)) >= 0]
     if ends:
         return call.model_copy(update={"completion": text[: min(ends)], "finish_reason": "stop"})
-    last = stream.with_reply(call, 0).latest[-1:]
+    last = stream.with_reply(call).latest[-1:]
     if call.finish_reason != "stop" or not last or last[0].closed or last[0].kind not in ("call", "answer"):
         return call
     close = stream.template.tags[last[0].kind].close.replace(ANY_TOOL, last[0].tool)

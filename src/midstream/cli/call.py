@@ -11,26 +11,23 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from midstream.cli import options as shared
 from midstream.components.kinds import registered
-from midstream.core.data import unfit
+from midstream.core.data import JsonSchema, unfit
 from midstream.core.errors import UsageError
 from midstream.core.json_schema import schema_error
 from midstream.core.tool import Tool
 from midstream.core.tool_calls import call_tool
-from midstream.process import event_loop
+from midstream.process import RunCoroutine, event_loop
 from midstream.recipe.build import Build, tier_of
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report import blocks
 from midstream.report.blocks import Block
 from midstream.report.numbers import counted
-
-Schema = Mapping[str, Any]  # a JSON schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +58,17 @@ def run(options: argparse.Namespace) -> int:
                 continue
             if options.arguments:
                 called = _call(build, tools, options, run_coroutine)
-                return shared.show(options, called, _answer(called), [called["text"]])
+                words = ["ok" if called["ok"] else "not ok", f"{called['duration_s']:.2f} s"]
+                words += [f"{counted(called['requests'], 'request')} to a model"] if called["requests"] else []
+                words += [f"sandbox {called['sandbox']}"] if called["sandbox"] else []
+                answer = blocks.code(called["text"]) or blocks.text("(empty)", "soft")
+                worked = blocks.text("  ".join(words), "up" if called["ok"] else "bad")
+                return shared.show(options, called, [answer, worked], [called["text"]])
             records = [_record(tool, tool.name if table in servers else name, options.recipe) for tool in tools]
             shown = [part for record in records for part in _described(record)]
             return shared.show(options, records, shown, [tool.name for tool in tools])
-    _with_tool(recipe, name)  # raises: there is no tool of that name
+    # Raises: there is no tool of that name.
+    _with_tool(recipe, name)
     return 2
 
 
@@ -109,7 +112,7 @@ def _described(record: Block) -> list[Block | None]:
     ]
 
 
-def type_in_words(schema: Schema, whole: Schema) -> str:
+def type_in_words(schema: JsonSchema, whole: JsonSchema) -> str:
     """A JSON schema's type in a few words: "integer", "list of string", '"m" or "km"', "Point"."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
@@ -126,20 +129,10 @@ def type_in_words(schema: Schema, whole: Schema) -> str:
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
-def _answer(called: Block) -> list[Block | None]:
-    """The tool's answer, and below it whether the call worked and what it took."""
-    words = ["ok" if called["ok"] else "not ok", f"{called['duration_s']:.2f} s"]
-    words += [f"{counted(called['requests'], 'request')} to a model"] if called["requests"] else []
-    words += [f"sandbox {called['sandbox']}"] if called["sandbox"] else []
-    answer = blocks.code(called["text"]) or blocks.text("(empty)", "soft")
-    return [answer, blocks.text("  ".join(words), "up" if called["ok"] else "bad")]
-
-
-def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run: Callable[..., Any]) -> Block:
+def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run: RunCoroutine) -> Block:
     """Check the arguments as an agent's would be, and call the tool once."""
     if len(tools) != 1:
-        names = ", ".join(tool.name for tool in tools)
-        what = f"{options.name!r} is a server of {len(tools)} tools"
+        what, names = f"{options.name!r} is a server of {len(tools)} tools", ", ".join(tool.name for tool in tools)
         raise UsageError(what, code="too-many", fix=f"name one: {names}")
     [tool] = tools
     arguments = _arguments(options.arguments, tool, options.name)
@@ -166,7 +159,7 @@ def _arguments(words: Sequence[str], tool: Tool, named: str) -> Block:
             return json.loads(words[0])
         except (ValueError, RecursionError) as error:
             raise _refused(tool, f"{words[0]!r:.200} is not JSON: {error}", named) from error
-    known: Schema = tool.parameters.get("properties", {})
+    known: JsonSchema = tool.parameters.get("properties", {})
     wanted = list(tool.parameters.get("required", ())) or list(known)
     pairs = [(name, text) for name, sign, text in (word.partition("=") for word in words) if sign and name in known]
     if len(words) == 1 and not pairs and len(wanted) == 1:
@@ -190,6 +183,6 @@ def _refused(tool: Tool, problem: str, named: str) -> UsageError:
     return UsageError(
         f"{tool.name} cannot be called with that: {problem}",
         code="invalid-arguments",
-        cause=f"its arguments are {names or 'none'}; they are checked as a model's are",
+        cause=f"its arguments are {names or 'none'}",
         fix=f"midstream call {named} shows them, with an example",
     )

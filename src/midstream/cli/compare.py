@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from glob import glob, has_magic
 from pathlib import Path
 
@@ -50,7 +49,19 @@ def comparison_of(options: argparse.Namespace) -> Comparison | GroupComparison:
             code="missing-option",
             fix="midstream compare RUN RUN, or midstream compare --group 'a=runs/a-*' 'b=runs/b-*'",
         )
-    return compare_groups(_groups(options.group)) if options.group else compare(*names)
+    if not options.group:
+        return compare(*names)
+    groups: dict[str, list[str]] = {}
+    for word in options.group:
+        name, _, pattern = word.partition("=")
+        path, step = split_step(pattern)
+        found = sorted(f"{run}@{step}" if step else run for run in glob(path) if Path(run, "run.json").exists())
+        if not name or not pattern or (has_magic(path) and not found):
+            fix = "give a name and run directories, e.g. --group 'small=runs/small-s*' 'large=runs/large-s*'"
+            raise UsageError(f"--group {word!r} names no run", code="file-not-found", fix=fix)
+        # A path without a run in it is an error of its own, which names it.
+        groups.setdefault(name, []).extend(found or [pattern])
+    return compare_groups(groups)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,20 +76,3 @@ def run(options: argparse.Namespace) -> int:
     else:
         show(shown(comparison), folds=options.tasks)
     return shared.finish(options, comparison)
-
-
-def _groups(words: Sequence[str]) -> dict[str, list[str]]:
-    """The runs of each group, from words such as `small=runs/small-*`."""
-    groups: dict[str, list[str]] = {}
-    for word in words:
-        name, _, pattern = word.partition("=")
-        path, step = split_step(pattern)
-        found = sorted(f"{run}@{step}" if step else run for run in glob(path) if Path(run, "run.json").exists())
-        if not name or not pattern or (has_magic(path) and not found):
-            raise UsageError(
-                f"--group {word!r} names no run",
-                code="file-not-found",
-                fix="give a name and run directories, e.g. --group 'small=runs/small-s*' 'large=runs/large-s*'",
-            )
-        groups.setdefault(name, []).extend(found or [pattern])
-    return groups

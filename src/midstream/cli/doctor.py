@@ -14,22 +14,21 @@ from midstream.report.blocks import text
 from midstream.report.doctor import Diagnosis, machine_blocks, role_blocks
 from midstream.report.draw import show
 
-_REACHED = ("MS501", "MS502")  # without these no model can be asked
+# Without these no model can be asked.
+_REACHED = ("MS501", "MS502")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
     parser.add_argument("--recipe", default=None, help="examine the models of this recipe")
-    shared.add(parser, *shared.SERVER)
-    shared.add(parser, *shared.RECIPE, *shared.OUTPUT)
+    shared.add(parser, *shared.SERVER, "--set", "--seed", "--trust", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Examine machine and model and print the result; returns 1 where something failed."""
     recipe = changed_recipe(options.recipe or RECIPE, **shared.changes(AgentChanges, options))
-    if options.dry_run:
-        return shared.dry_run(recipe, options)
-    build = Build(recipe, unsafe=True)  # no program runs: an executor that writes them is not examined
+    # No program runs: an executor that writes them is not examined.
+    build = Build(recipe, unsafe=True)
     given = (options.model, options.base_url, options.provider, options.recipe)
     named = any(value is not None for value in given)
     if named:

@@ -6,9 +6,8 @@ import argparse
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.cli.show import show_evaluation
+from midstream.cli.show import show_done
 from midstream.recipe.overrides import EvaluationChanges, evaluation_recipe
-from midstream.trackers import trackers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,6 @@ def run(options: argparse.Namespace) -> int:
     """Start an evaluation, or continue the one in `--out`; then show it."""
     if options.dry_run:
         changes = shared.changes(EvaluationChanges, options)
-        trackers_of(options.track)  # refuses a wrong name
         source, *_ = api.opened(options.target, changes)
         return shared.dry_run(evaluation_recipe(source, **changes), options, "eval")
     run = api.evaluate(
@@ -42,5 +40,5 @@ def run(options: argparse.Namespace) -> int:
         unsafe=options.unsafe,
         **shared.changes(api.EvaluateOptions, options),
     )
-    show_evaluation(run.directory, as_json=options.json)
+    show_done(run.directory, as_json=options.json)
     return shared.finish(options, run)

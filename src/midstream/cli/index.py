@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from midstream.cli import options as shared
@@ -21,7 +21,8 @@ from midstream.report.numbers import counted
 from midstream.sources.records import Faults, json_excerpt, read_records
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
-_OVERLAP = 6  # passages share a sixth of their size with the one before
+# Passages share a sixth of their size with the one before.
+_OVERLAP = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(what, code="file-exists", fix="give another --out") from error
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", code="file-not-found", fix=f"mkdir -p {out.parent}")
-    counts, started = Counts(), time.monotonic()
+    counts, started = Counter(documents=0, passages=0, without_text=0), time.monotonic()
     with shared.spinner("indexing", silent=options.quiet or options.json):
         try:
             build_index(out, read_documents(options.file, counts, fields.split(","), size)).close()
@@ -63,76 +64,60 @@ def run(options: argparse.Namespace) -> int:
             fix = f"df -h {out.parent}, or --out ELSEWHERE.db"
             raise StorageError(f"{out} could not be written: {error}", code="write-failed", fix=fix) from error
     size_bytes, seconds = out.stat().st_size, time.monotonic() - started
-    as_passages = f", as {counts.passages} passages" if size else ""
-    lines = [
-        f"{counted(counts.documents, 'document')} in {out}{as_passages} ({size_bytes / 1e6:.1f} MB, {seconds:.1f} s)"
-    ]
-    lines += [f"{counts.without_text} had no text and were left out"] if counts.without_text else []
+    documents, passages, empty = counts.values()
+    as_passages = f", as {passages} passages" if size else ""
+    lines = [f"{counted(documents, 'document')} in {out}{as_passages} ({size_bytes / 1e6:.1f} MB, {seconds:.1f} s)"]
+    lines += [f"{empty} had no text and were left out"] if empty else []
     lines.append(f"to search them: --set tools.local_search.index={out}")
-    record = {**asdict(counts), "index": str(out), "bytes": size_bytes, "seconds": seconds}
+    record = {**counts, "index": str(out), "bytes": size_bytes, "seconds": seconds}
     return shared.show(options, record, [code("\n".join(lines))])
 
 
-@dataclass(kw_only=True)
-class Counts:
-    """What was read: documents with text, passages that they were indexed as, and documents without text."""
-
-    documents: int = 0
-    passages: int = 0
-    without_text: int = 0
-
-
 def read_documents(
-    path: Path, counts: Counts, fields: Sequence[str] = ("id", "text", "title"), size: int | None = None
+    path: Path, counts: Counter[str], fields: Sequence[str] = ("id", "text", "title"), size: int | None = None
 ) -> Iterator[Document]:
     """Yield the documents of a file, none after the first fault; split those of more than `size` characters.
 
-    `fields` are the names under which a row holds its document's id, text and title (if any).
+    `fields` are the names under which a row holds its document's id, text and title (if any). `counts` gets the
+    documents with text, the passages that they are, and the documents without text.
     Raises `UsageError` if rows are bad, or there is no document.
     """
     faults = Faults(str(path))
-    with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
+    # A temporary database is on disk beyond a few megabytes.
+    with closing(sqlite3.connect("")) as seen:
         seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, place TEXT) WITHOUT ROWID")
         for record in read_records(path, faults, fields):
             identity, text, title = map(record.fields.get, fields)
-            if problem := _problem(record.fields, fields):
-                faults.add(record.place, problem)
+            wanted = ((str | int, "text or a whole number"), (str, "text"), (str | None, "text"))
+            values = zip(fields, (identity, text, title), wanted, strict=True)
+            wrong = [
+                f"{name!r} must be {words}, not {json_excerpt(value)}"
+                for name, value, (kind, words) in values
+                if isinstance(value, bool) or not isinstance(value, kind)
+            ]
+            if wrong:
+                faults.add(record.place, wrong[0])
             elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), record.place)).rowcount:
                 (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (str(identity),)).fetchone()
                 faults.add(record.place, f"id {str(identity)!r} was on {first} already")
             elif not str(text).strip():
-                counts.without_text += 1
+                counts["without_text"] += 1
             elif not faults.total:
-                pieces = _pieces(Document(id=str(identity), text=str(text), title=title or ""), size)
-                counts.documents += 1
-                counts.passages += len(pieces)
-                yield from pieces
+                text, limit = str(text), size or len(str(text))
+                whole = len(text) <= limit
+                spans = [(0, len(text))] if whole else passages(text, limit, limit // _OVERLAP)
+                counts["documents"] += 1
+                for number, (start, end) in enumerate(spans, 1):
+                    counts["passages"] += 1
+                    name, part = (identity, text) if whole else (f"{identity}#{number}", text[start:end].strip())
+                    yield Document(id=str(name), text=part, title=title or "")
     faults.refuse(
         cause='a row must be an object such as {"id": "1", "text": "...", "title": "..."}',
         fix="correct these rows, or name other fields by --fields",
     )
-    if not counts.documents:
+    if not counts["documents"]:
         raise UsageError(
-            "there is no document to index" + f": every row has an empty {fields[1]!r}" * bool(counts.without_text),
+            "there is no document to index" + f": every row has an empty {fields[1]!r}" * bool(counts["without_text"]),
             code="file-invalid",
             fix='give rows such as {"id": "1", "text": "..."}, or name other fields by --fields',
         )
-
-
-def _problem(row: Mapping[str, object], fields: Sequence[str]) -> str:
-    """What is wrong with a row, "" for nothing."""
-    kinds = ((str | int, "text or a whole number"), (str, "text"), (str | None, "text"))
-    for name, (kind, wanted) in zip(fields, kinds, strict=True):
-        if isinstance(value := row.get(name), bool) or not isinstance(value, kind):
-            return f"{name!r} must be {wanted}, not {json_excerpt(value)}"
-    return ""
-
-
-def _pieces(document: Document, size: int | None) -> list[Document]:
-    """A document, or its passages if it is longer than `size` characters."""
-    if size is None or len(document.text) <= size:
-        return [document]
-    return [
-        Document(id=f"{document.id}#{number}", text=document.text[start:end].strip(), title=document.title)
-        for number, (start, end) in enumerate(passages(document.text, size, size // _OVERLAP), 1)
-    ]

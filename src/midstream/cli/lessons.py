@@ -25,7 +25,7 @@ from midstream.lessons.feedback import read_votes
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
 from midstream.lessons.settings import VOTES
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
 from midstream.recipe.lesson_sessions import validation_settings
@@ -154,9 +154,8 @@ def edit_lessons(options: argparse.Namespace) -> int:
             after, where = _save(place, draft.read_text(encoding="utf-8-sig"))
         except (MidstreamError, OSError, UnicodeDecodeError) as failure:
             raise UsageError(
-                f"nothing is changed: {failure.what if isinstance(failure, MidstreamError) else failure}",
-                code=getattr(failure, "code", "editor-failed") or "editor-failed",
-                cause=failure.cause if isinstance(failure, MidstreamError) else "",
+                f"nothing is changed: {getattr(failure, 'what', failure)}",
+                code=getattr(failure, "code", "") or "editor-failed",
                 fix=f"your text is kept; correct it, then EDITOR='cp {draft}' midstream lessons edit {options.named}",
             ) from failure
         draft.unlink()
@@ -194,7 +193,7 @@ def validate_lessons(options: argparse.Namespace) -> int:
         with editable_lessons(options.named) as place:
             recipe = validation_recipe(place, options.recipe, **changes)
         gate, _ = validation_settings(recipe)
-        print(to_toml(check(recipe)))
+        print(to_toml(resolve(recipe)))
         most = f"{2 * gate.test_pairs:,} rollouts to test the lesson set, {2 * gate.bisect_pairs:,} for its lessons"
         print(f"# At most {most}")
         return 0

@@ -12,12 +12,16 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
+
 from midstream.cli import options as shared
+from midstream.components.component import ComponentConfig, EngineConfig
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.recipe.files import find_recipe, read_table, shipped_recipes
 from midstream.report import blocks
@@ -89,18 +93,32 @@ def run(options: argparse.Namespace) -> int:
     if options.file is not None and kind != "benchmarks":
         fix = "midstream list benchmarks --file FILE"
         raise UsageError("--file without benchmarks", code="option-without-effect", fix=fix)
-    if one := name is not None or options.file is not None:
-        entries = [_entry(kind, name, options.file, full=True)]
-    elif kind:
-        entries = _listed(kind)
-    else:
+    one = name is not None or options.file is not None
+    entries: list[Entry] = []
+    names: Sequence[str | None] = [name] if one else _names(kind) if kind else ()
+    for each in names:
+        try:
+            if each is None or kind == "benchmarks":
+                entries.append(_benchmark(each, options.file, full=one))
+            else:
+                entries.append(
+                    _recipe(each, full=one) if kind == "recipes" else _component(_component_kind(kind), each)
+                )
+        except MidstreamError as error:
+            if one:
+                raise
+            # It stays in the list, which says why it cannot be used here.
+            entries.append(Entry(str(each), f"unusable: {error.what}", {}))
+    if kind is None:
         counts = {each: len(_names(each)) for each in KINDS}
         entries = [Entry(each, f"{KINDS[each]} ({count:,})", {"count": count}) for each, count in counts.items()]
+    entries.sort(key=lambda entry: [*_HEADINGS].index(entry.group))
     if one and "text" in entries[0].record and not options.json and not options.quiet:
-        print(entries[0].record["text"], end="")  # a terminal would break its lines
+        # A terminal would break its lines.
+        print(entries[0].record["text"], end="")
         return 0
     records = [{"name": entry.name, "what": entry.what, **entry.record} for entry in entries]
-    shown = _in_full(entries[0]) if one else _list(kind, entries)
+    shown = _in_full(entries[0]) if one else _by_group(kind, entries)
     return shared.show(options, records, shown, [entry.name for entry in entries])
 
 
@@ -117,42 +135,16 @@ def _component_kind(kind: str) -> Kind:
     return cast("Kind", "tool" if kind == "tools" else kind)
 
 
-def _listed(kind: str) -> list[Entry]:
-    """The entries of a kind, by group; one that cannot be used here says why."""
-    entries = []
-    for name in _names(kind):
-        try:
-            entries.append(_entry(kind, name))
-        except MidstreamError as error:
-            entries.append(Entry(name, f"unusable: {error.what}", {}))
-    return sorted(entries, key=lambda entry: [*_HEADINGS].index(entry.group))
-
-
-def _entry(kind: str, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
-    """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
-    if name is None:
-        from midstream.sources.file import FileTasksConfig
-
-        tasks = FileTasksConfig(path=Path(str(path))).build().tasks("test")
-        return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
-    if kind == "recipes":
-        return _recipe(name, full=full)
-    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(_component_kind(kind), name)
-
-
 # --- screens ----------------------------------------------------------------------------------------------------------
 
 
-def _list(kind: str | None, entries: Sequence[Entry]) -> list[Block | None]:
+def _by_group(kind: str | None, entries: Sequence[Entry]) -> list[Block | None]:
     """The entries by group, then commands that show more."""
     found: list[Block | None] = [] if entries else [blocks.text("none but your own", "soft")]
     for group in dict.fromkeys(entry.group for entry in entries):
         found += [blocks.heading(_HEADINGS[group])] if group else []
         found.append(blocks.cards([blocks.card(e.name, e.what, [e.about]) for e in entries if e.group == group]))
-    return [
-        *found,
-        blocks.code(f"midstream list {kind or 'KIND'} NAME    one in full, or your own: FILE.py:NAME"),
-    ]
+    return [*found, blocks.code(f"midstream list {kind or 'KIND'} NAME    one in full, or your own: FILE.py:NAME")]
 
 
 def _in_full(entry: Entry) -> list[Block | None]:
@@ -187,7 +179,6 @@ def _shown(value: object) -> str:
 
 def _recipe(name: str, *, full: bool) -> Entry:
     """A recipe by its own tables with those that it extends; they are not validated."""
-    from midstream.components.component import EngineConfig
     from midstream.components.kinds import config_class
 
     table, path = read_table(name), find_recipe(name)
@@ -214,85 +205,80 @@ def _recipe(name: str, *, full: bool) -> Entry:
 
 
 def _component(kind: Kind, name: str) -> Entry:
-    from midstream.components.kinds import config_class
-    from midstream.components.own import anchored
+    from midstream.components.kinds import config_class, installed
+    from midstream.components.own import anchored, file_of, is_reference
     from midstream.components.tables import located
-    from midstream.recipe.overrides import needs_settings
+    from midstream.tools.function import parse_docstring
 
     located(kind, name, kind)
     config = config_class(kind, anchored(name, Path.cwd()))
-    source, (needs, may_use) = _source(kind, name), _needs(config)
-    record = {"from": source, "needs": needs, "may_use": may_use, "settings": [*_settings(config)]}
-    if kind == "tool" and (unset := needs_settings(name)):
-        needs["settings"] = unset
-    elif kind == "tool":
-        record["arguments"] = f"midstream call {name} shows them"
-    required = [what + " (missing)" * state.startswith("missing") for what, state in needs.items()]
-    about = "; ".join([source] * (source != "midstream") + [f"needs {', '.join(required)}"] * bool(required))
-    return Entry(name, what_is(config), record, about)
-
-
-def _source(kind: Kind, name: str) -> str:
-    """Where a component comes from: midstream, a package and its version, a file or a module."""
-    from midstream.components.kinds import installed, package_of
-    from midstream.components.own import file_of, is_reference
-
+    source = "midstream"
     if name in installed(kind):
-        return ", ".join(map(package_of, installed(kind)[name]))
-    if not is_reference(name):
-        return "midstream"
-    path = file_of(name)
-    return f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"
-
-
-def what_is(config: type) -> str:
-    """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
-    text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
-
-
-def _needs(config: type) -> tuple[dict[str, str], dict[str, str]]:
-    """What a component needs and what it may use, with whether that is here, as far as the class of settings says."""
-    needs: dict[str, str] = {}
-    may_use: dict[str, str] = {}
-    known = getattr(config, "model_fields", {})
-    if extra := getattr(config, "extra", ""):
-        there = [find_spec(package) is not None for package in config.packages]
-        fix = f"pip install 'midstream[{extra}]'"
-        needs[f"extra {extra}"] = fix if not there else "installed" if all(there) else f"missing: {fix}"
-    if (asks := getattr(config, "asks", "never")) != "never":
-        (needs if asks == "always" else may_use)["a model"] = 'engine = "NAME" in its table'
-    if getattr(config, "sandboxed", False):
-        needs["a sandbox"] = "midstream doctor tries it"
-    if required := [name for name, info in known.items() if info.is_required()]:
-        needs["settings"] = ", ".join(required)
-    if "api_key_env" in known and isinstance(key := known["api_key_env"].default, str) and key:
-        may_use[f"key {key}"] = "set" if os.environ.get(key, "").strip() else f"not set: export {key}=<your key>"
-    return needs, may_use
-
-
-def _settings(config: type) -> Iterator[Block]:
-    from pydantic_core import to_jsonable_python
-
-    from midstream.tools.function import parse_docstring
-
+        package = installed(kind)[name].dist
+        source = f"{package.name} {package.version}" if package else "a package"
+    elif is_reference(name):
+        path = file_of(name)
+        source = f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"
+    needs, may_use = _needs(config)
     documented: dict[str, str] = {}
     for cls in reversed(config.__mro__):
         documented |= parse_docstring(inspect.getdoc(cls) or "")[1]
-    for name, info in getattr(config, "model_fields", {}).items():
-        setting = {"name": name, "required": info.is_required(), "meaning": documented.get(name, "")}
-        if not info.is_required() and not info.default_factory_takes_validated_data:  # that depends on other settings
-            setting["default"] = to_jsonable_python(info.get_default(call_default_factory=True), fallback=repr)
-        yield setting
+    settings: list[Block] = []
+    for setting, info in config.model_fields.items():
+        settings.append({"name": setting, "required": info.is_required(), "meaning": documented.get(setting, "")})
+        # A default that takes validated data depends on other settings.
+        if not info.is_required() and not info.default_factory_takes_validated_data:
+            default = info.get_default(call_default_factory=True)
+            settings[-1]["default"] = to_jsonable_python(default, fallback=repr)
+    record = {"from": source, "needs": needs, "may_use": may_use, "settings": settings}
+    if kind == "tool" and "settings" not in needs:
+        record["arguments"] = f"midstream call {name} shows them"
+    required = [what + " (missing)" * state.startswith("missing") for what, state in needs.items()]
+    about = "; ".join([source] * (source != "midstream") + [f"needs {', '.join(required)}"] * bool(required))
+    # The first sentence of the docstring, which is that of a function or class of your own.
+    text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
+    return Entry(name, re.split(r"(?<=[.])\s", text, maxsplit=1)[0], record, about)
+
+
+def _needs(config: type[BaseModel]) -> tuple[dict[str, str], dict[str, str]]:
+    """What a component needs and what it may use, with whether that is here, as far as the class of settings says."""
+    needs: dict[str, str] = {}
+    may_use: dict[str, str] = {}
+    # The settings of an agent as a whole are no component's.
+    component = config if issubclass(config, ComponentConfig) else ComponentConfig
+    if component.extra:
+        there = [find_spec(package) is not None for package in component.packages]
+        fix = f"pip install 'midstream[{component.extra}]'"
+        needs[f"extra {component.extra}"] = fix if not there else "installed" if all(there) else f"missing: {fix}"
+    if component.asks != "never":
+        (needs if component.asks == "always" else may_use)["a model"] = 'engine = "NAME" in its table'
+    if component.sandboxed:
+        needs["a sandbox"] = "midstream doctor tries it"
+    try:
+        config()
+    except ValidationError as error:
+        # Required settings by name, and what else a table without settings lacks.
+        lacks = [
+            ".".join(map(str, each["loc"])) or each["msg"].removeprefix("Value error, ") for each in error.errors()
+        ]
+        needs["settings"] = ", ".join(lacks)
+    key = config.model_fields["api_key_env"].default if "api_key_env" in config.model_fields else None
+    if isinstance(key, str) and key:
+        may_use[f"key {key}"] = "set" if os.environ.get(key, "").strip() else f"not set: export {key}=<your key>"
+    return needs, may_use
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
 
-def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
-    """A benchmark; in full with its questions if they are in the file `path`, or here."""
+def _benchmark(name: str | None, path: str | None, *, full: bool) -> Entry:
+    """A benchmark; in full with its questions if they are in the file `path`, or here. Without a name, that file."""
     from midstream.sources.benchmarks import find
+    from midstream.sources.file import FileTasksConfig
 
+    if name is None:
+        own = FileTasksConfig(path=Path(str(path))).build()
+        return Entry(str(path), "your own questions", _counts(own.tasks("test"), "test", {}))
     benchmark = find(name)
     size = benchmark.sizes.get(benchmark.main_split)
     notes = [] if size is None else [f"{size:,} questions"]
@@ -318,14 +304,16 @@ def _questions(benchmark: Benchmark, path: str | None) -> Block:
     from midstream.sources.finite import Finite
 
     if path is None:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
+        # Set before its library is imported: to look at a benchmark downloads nothing.
+        os.environ["HF_HUB_OFFLINE"] = "1"
     if path is None and not benchmark.tasks and not is_downloaded(benchmark.repository):
         return {}
     source = task_source(parse_component("tasks", {"type": "benchmark", "name": benchmark.name, "file": path}, "tasks"))
     try:
         tasks = source.fixed(benchmark.main_split, seed=0)
     except UsageError:
-        if path is None:  # the repository holds several benchmarks, and this one was not downloaded
+        if path is None:
+            # The repository holds several benchmarks, and this one was not downloaded.
             return {}
         raise
     left_out = source.left_out.get(benchmark.main_split, {}) if isinstance(source, Finite) else {}

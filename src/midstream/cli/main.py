@@ -61,7 +61,8 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without UTF-8 must not end a run.
         sys.stdout.reconfigure(errors="backslashreplace")
     if words[:1] in ([], ["help"]):
         words = [*words[1:], "--help"]
@@ -94,49 +95,54 @@ def _run(words: Sequence[str]) -> int:
         print(f"error[{error.code}]: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt as error:
-        for note in getattr(error, "__notes__", ("stopped",)):  # how to resume the run
+        # The note says how to resume the run.
+        for note in getattr(error, "__notes__", ("stopped",)):
             print(f"\n{note}", file=sys.stderr)
-        gc.freeze()  # or Python looks for cycles in what a thousand trajectories leave, a second at exit
+        # Or Python looks for cycles in what a thousand trajectories leave, a second at exit.
+        gc.freeze()
         return 130
-    except BrokenPipeError:  # the reader of the output (`| head`) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at exit
+    except BrokenPipeError:
+        # The reader of the output (`| head`) has seen enough; Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except OSError as error:
         print(f"error[system]: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
-        print("  cause: the file or device could not be read or written", file=sys.stderr)
         print("  fix: check its path, permissions and free space", file=sys.stderr)
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Names the command or value that a misspelt one may mean."""
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: str) -> None:
         if action.choices is not None and value not in action.choices and (near := did_you_mean(value, action.choices)):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {near.strip()}")
         super()._check_value(action, value)
 
-    def options(self) -> Iterator[str]:
-        """Its options, and those of its subcommands."""
+    def arguments(self) -> Iterator[argparse.Action]:
+        """Its arguments, and those of its subcommands."""
         for action in self._actions:
-            yield from action.option_strings
-            for below in action.choices.values() if isinstance(action.choices, dict) else ():
-                yield from below.options()
+            yield action
+            if isinstance(action, argparse._SubParsersAction):
+                for below in action.choices.values():
+                    yield from below.arguments()
 
 
 class _PrintCompletion(argparse.Action):
     """Print the script and end."""
 
-    def __call__(self, *given: Any) -> None:
+    def __call__(
+        self, parser_: argparse.ArgumentParser, options: argparse.Namespace, shell: object, *_: object
+    ) -> None:
         from midstream.cli.completion import script
 
-        print(script(parser(), given[2]))
+        print(script(parser(), str(shell)))
         raise SystemExit(0)
 
 
-def parser(command: str | None = None) -> _Parser:
+def parser(command: str | None = None) -> Parser:
     """The parser of every command, or of one `command`; of "" those of all, without their arguments, for the help."""
-    root = _Parser(
+    root = Parser(
         prog="midstream",
         description="Agents that plan and call tools, made better in the flow by their own outcomes.",
         epilog=EXAMPLES,
@@ -148,8 +154,14 @@ def parser(command: str | None = None) -> _Parser:
     root.add_argument("--print-completion", action=_PrintCompletion, choices=shells, help=text)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in [command] if command in COMMANDS else (*COMMANDS, *_installed()):
-        # Importing the modules of packages takes a second, so only the help does.
-        text = COMMANDS.get(name) or ("" if command else _help(name))
+        text = COMMANDS.get(name, "")
+        if not text and not command:
+            # Importing the modules of packages takes a second, so only the help does.
+            try:
+                text = _module(name).HELP
+            except ImportError as error:
+                # A package that is half installed must not hide the others.
+                text = f"cannot be imported: {error}"
         parser_of_command = commands.add_parser(name, help=text)
         if command in (None, name):
             for module in (_module(name), *extensions(name)):
@@ -161,13 +173,6 @@ def parser(command: str | None = None) -> _Parser:
 def _installed() -> dict[str, str]:
     """The modules of installed packages' commands."""
     return {point.name: point.value for point in entry_points(group="midstream.commands") if point.name not in COMMANDS}
-
-
-def _help(command: str) -> str:
-    try:
-        return _module(command).HELP
-    except ImportError as error:  # a package that is half installed must not hide the others
-        return f"cannot be imported: {error}"
 
 
 def _module(command: str) -> Any:
@@ -185,7 +190,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         elif options.command == "solve" and left:
             root.error(f'put the question in quotes: midstream solve "{" ".join([options.question, *left])}"')
     if left:
-        near = "".join(did_you_mean(word.partition("=")[0], root.options()) for word in left if word.startswith("-"))
+        known = [option for action in root.arguments() for option in action.option_strings]
+        near = "".join(did_you_mean(word.partition("=")[0], known) for word in left if word.startswith("-"))
         root.error(f"unrecognized arguments: {' '.join(left)}" + (f"; {near.strip()}" if near else ""))
     return options
 
@@ -195,17 +201,11 @@ def _check_words(words: Sequence[str]) -> None:
     for before, word in pairwise(["", *words]):
         option, sign, value = word.partition("=") if word.startswith("--") else (before, before.startswith("--"), word)
         if sign and not value.strip():
-            raise UsageError(
-                f"{option} is empty: {value!r}", code="empty-value", fix="give a value, or leave the option out"
-            )
-        try:
-            word.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"an argument is not valid UTF-8: {word!r}",
-                code="not-utf-8",
-                fix="type it again, convert it with iconv, or rename the file",
-            ) from error
+            fix = "give a value, or leave the option out"
+            raise UsageError(f"{option} is empty: {value!r}", code="empty-value", fix=fix)
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            fix = "type it again, convert it with iconv, or rename the file"
+            raise UsageError(f"an argument is not valid UTF-8: {word!r}", code="not-utf-8", fix=fix)
 
 
 if __name__ == "__main__":

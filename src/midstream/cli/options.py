@@ -10,7 +10,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
 from midstream.core.text import counted
 from midstream.view import MAX_MB
@@ -24,44 +23,13 @@ if TYPE_CHECKING:
 # Imports within functions spare each command what only others need.
 
 ChangesT = TypeVar("ChangesT")
-_DIGITS = 9  # of a count
-
-
-def parse_seed(text: str) -> int:
-    """The value of `--seed`."""
-    from midstream.core.seeds import SEED_MEANING
-
-    try:
-        return int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {SEED_MEANING}") from error
 
 
 def parse_count(text: str) -> int:
     """The value of an option that counts something."""
-    if not text.isdecimal() or not 1 <= len(text.lstrip("0")) <= _DIGITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {10**_DIGITS - 1:,}")
+    if not text.isdecimal() or not 1 <= len(text.lstrip("0")) <= 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 999,999,999")
     return int(text)
-
-
-def budget_settings(text: str) -> list[str]:
-    """The settings of `--budget`."""
-    from midstream.runs.budget import parse_limits
-
-    try:
-        return [f"budget.{name}={value}" for name, value in parse_limits(text).items()]
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
-
-
-def parse_learner(text: str) -> str:
-    """The value of `--engine`."""
-    from midstream.components.kinds import registered
-
-    if text not in (known := [name for name in registered("learner") if name != "local"]):
-        others = f"there are: {', '.join(known)}" if known else "none is installed"
-        raise argparse.ArgumentTypeError(f"no package that is installed has a learner {text!r}; {others}")
-    return text
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
     },
     "--budget": {
-        "dest": "overrides", "action": "extend", "type": budget_settings, "default": [], "metavar": "LIMIT",
+        "metavar": "LIMIT",
         "help": 'at most, e.g. "2 usd", "500 rollouts", "1000000 tokens, 3600 seconds"',
     },
     "--nproc": {
@@ -77,10 +45,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "train in N processes, as many as there are GPUs",
     },
     "--engine": {
-        "type": parse_learner, "metavar": "NAME",
-        "help": "the learner that trains in place of this machine, of an installed package",
+        "metavar": "NAME", "help": "the learner that trains in place of this machine, of an installed package",
     },
-    "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
+    "--seed": {"metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
     "--trust": {"action": "store_true", "help": "run the code that came with a run"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
@@ -144,7 +111,8 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
 
 def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> ChangesT:
     """What the options change in a recipe, as `AgentChanges`, or as a kind with more keys."""
-    from midstream.recipe.overrides import changes_in  # half a second that other commands need not spend
+    # Half a second that other commands need not spend.
+    from midstream.recipe.overrides import changes_in
 
     return changes_in(kind, vars(options))
 
@@ -187,12 +155,15 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from pydantic_core import to_jsonable_python
 
     from midstream.core.events import Note
-    from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
+    from midstream.recipe.build import Build, prompt_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
     from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
     from midstream.report.progress import print_warnings
+    from midstream.trackers import trackers_of
 
+    # Refuses a wrong name.
+    trackers_of(getattr(options, "track", ()))
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(build, training=work == "train")
         if work == "train":
@@ -201,8 +172,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
             plan += recipe.learner.plan(build, Path(options.out or "RUN"))
         if not options.json:
             print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
-        check_machine(build)
-        away = [] if work == "other" else check_work(build, work)
+        away = check_work(build, work)
         if options.json:
             record: dict[str, Any] = {"recipe": build.resolved}
             if plan:

@@ -9,7 +9,7 @@ from collections import Counter
 
 from midstream import serve
 from midstream.cli import options as shared
-from midstream.cli.show import show_result_and_report
+from midstream.cli.show import show_done
 from midstream.components.tables import validate
 from midstream.core.errors import UsageError
 from midstream.gateway.settings import ServeConfig
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or until a service manager ends it."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
+    # SIGINT is ignored in a shell's background.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
 
     def ready(address: str) -> None:
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             changes = shared.changes(LearningChanges, options)
             done = work(options.target, options.out, config=config, listener=listener, ready=ready, **changes)
         if options.train:
-            show_result_and_report(done, as_json=False)
+            show_done(done, as_json=False)
             return 0
         counts = Counter("lost" if one.error else "scored" for one in done.trajectories.open("sessions"))
         print(f"{counts.total()} sessions in {done.root}: {counts['scored']} scored, {counts['lost']} lost to errors")

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,17 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
     parser.add_argument("--check", action="store_true", help="read every file; exit with 1 if one is damaged")
-    text = "remove unreadable records, so that the run resumes, and check; FILE.damaged keeps them"
-    parser.add_argument("--accept", action="store_true", help=text)
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show what the options name; returns 1 if `--check` finds a damaged file."""
-    if options.check or options.accept:
-        return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
+    if options.check:
+        return _show_files(RunDirectory.open(Path(options.run), report=lambda line: None), options)
     run = RunDirectory.open(Path(options.run))
-    info, status = run.info(), run.status()
+    info = run.info()
     if options.trajectory:
         trajectory = run.find_trajectory(options.trajectory)
         if options.json:
@@ -55,16 +53,8 @@ def run(options: argparse.Namespace) -> int:
             show(trajectory_blocks(trajectory, template_of(info.resolved)))
     elif options.tasks or options.wrong:
         _show_tasks(run, wrong=options.wrong, as_json=options.json)
-    elif options.json:
-        record: blocks.Block = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
-        if info.kind == "lessons":
-            record |= _learned(run)
-        else:
-            record["metrics"] = _dumped(run.metrics.read(skip_damage))
-            record["evaluations"] = _dumped(run.evaluations.read(skip_damage))
-        print(json.dumps(record))
-    elif info.kind == "evaluation":
-        show_evaluation(run)
+    elif options.json or info.kind == "evaluation":
+        show_evaluation(run, as_json=options.json)
     else:
         show([*run_blocks(run), *_resume(run)])
     return 0
@@ -72,20 +62,21 @@ def run(options: argparse.Namespace) -> int:
 
 def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False) -> None:
     """Print what changed from before to after learning; if `short`, of the test set's success alone."""
-    kind = run.info().kind
     if as_json:
-        learned = _learned(run) if kind == "lessons" else {}
-        print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read(skip_damage)), **learned}))
+        print(json.dumps(_record(run)))
         return
     results = run_blocks(run, "results")
     nothing = nothing_learned([step.no_contrast for step in run.metrics.read(skip_damage)], "step")
     show([text(nothing, "warn"), *(results[:1] if short else results)])
-    if kind == "lessons":
+    if run.info().kind == "lessons":
         show([*run_blocks(run, "lessons"), text("Next", "strong"), blocks.code("\n".join(next_steps(run)))])
 
 
-def show_result_and_report(run: RunDirectory, *, as_json: bool) -> None:
-    """Print what changed, and where the report is."""
+def show_done(run: RunDirectory, *, as_json: bool) -> None:
+    """Print what an evaluation found; of a run that learned what changed, and where the report is."""
+    if run.info().kind == "evaluation":
+        show_evaluation(run, as_json=as_json)
+        return
     show_result(run, as_json=as_json)
     if not as_json:
         show([blocks.code(f"\nReport: {run.report_path}")])
@@ -93,12 +84,11 @@ def show_result_and_report(run: RunDirectory, *, as_json: bool) -> None:
 
 def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     """Print what is evaluated, the numbers of every set that is done, and the progress of the current one."""
-    found = run.evaluations.read(skip_damage)
     if as_json:
-        print(json.dumps({"run": str(run.root), "evaluations": _dumped(found)}))
+        print(json.dumps(_record(run)))
         return
     command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
-    lost = any(result.errors for result in found)
+    lost = any(result.errors for result in run.evaluations.read(skip_damage))
     waiting = Counter(record.set for record in results.read(run.results_path, warn_of_damage))
     show(
         [
@@ -138,11 +128,8 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
         print("]" if separator == ", " else "[]")
 
 
-def _check(run: RunDirectory, options: argparse.Namespace) -> int:
-    """Print the state of every file, once the damage is accepted if the options say so."""
-    if options.accept:
-        with run.lock():
-            run.accept_damage()
+def _show_files(run: RunDirectory, options: argparse.Namespace) -> int:
+    """Print the state of every file."""
     checks = verify(run)
     counts = Counter(check.state for check in checks)
     parts: list[blocks.Block | None] = []
@@ -161,13 +148,11 @@ def _resume(run: RunDirectory) -> list[blocks.Block | None]:
     if run.status().state not in ("interrupted", "failed"):
         return []
     info, root = run.info(), shlex.quote(str(run.root))
+    command = f"midstream resume {root}"
     agent = info.resolved.get("agent")
-    again = f"midstream serve {root}/recipe.toml --sessions --out {root}"
-    command = (
-        again
-        if isinstance(agent, Mapping) and agent.get("type") == "external" and info.evaluation
-        else f"midstream resume {root}"
-    )
+    if info.evaluation and isinstance(agent, dict) and agent.get("type") == "external":
+        # Its callers have to come again.
+        command = f"midstream serve {root}/recipe.toml --sessions --out {root}"
     return [blocks.code(f"resume with: {command}")]
 
 
@@ -175,14 +160,22 @@ def _dumped(records: Sequence[BaseModel]) -> list[blocks.Block]:
     return [record.model_dump(mode="json") for record in records]
 
 
-def _learned(run: RunDirectory) -> blocks.Block:
-    """What a lesson run learned, as JSON."""
+def _record(run: RunDirectory) -> blocks.Block:
+    """The numbers of a run as JSON; of a lesson run what it learned, too."""
+    record: blocks.Block = {
+        "run": str(run.root),
+        "info": run.info().model_dump(),
+        "status": run.status().model_dump(),
+        "metrics": _dumped(run.metrics.read(skip_damage)),
+        "evaluations": _dumped(run.evaluations.read(skip_damage)),
+    }
+    if run.info().kind != "lessons":
+        return record
     from midstream.report.lessons import read_lesson_run
 
     data = read_lesson_run(run)
-    return {
+    return record | {
         "lessons": data.lesson_set.model_dump(mode="json"),
-        "evaluations": _dumped(data.evaluations),
         "compared": [paired.model_dump(exclude={"differing"}) for paired in data.compared],
         "updates": _dumped(data.updates),
         "spent": data.spent.model_dump(),

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.cli.show import show_result_and_report
+from midstream.cli.show import show_done
 from midstream.core.errors import UsageError
 from midstream.process import RunOptions
 from midstream.recipe.overrides import LearningChanges, changed_recipe
 from midstream.report.blocks import Block, facts
-from midstream.trackers import trackers_of
 
 if TYPE_CHECKING:
     from midstream.training.trial import RecipeTrial
@@ -36,7 +35,6 @@ def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
     recipe = changed_recipe(options.recipe, **shared.changes(LearningChanges, options))
     if options.dry_run:
-        trackers_of(options.track)  # refuses a wrong name
         return shared.dry_run(recipe, options, "train")
     if options.trial:
         for name in ("out", "record", "replay", "track"):
@@ -47,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             trial = api.try_training(recipe)
         return shared.show(options, trial.model_dump(), [_screen(trial)])
     run = api.train(recipe, out=options.out, exist_ok=False, **shared.changes(RunOptions, options))
-    show_result_and_report(run.directory, as_json=options.json)
+    show_done(run.directory, as_json=options.json)
     return 0
 
 

@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
                 code="file-not-found",
                 fix="name a run, or a directory of runs" if options.runs else "name one: midstream view RUN",
             )
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
+    # SIGINT is ignored in a shell's background.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
 
     def ready(address: str) -> None:
@@ -80,7 +81,8 @@ def _write_page(options: argparse.Namespace) -> Path:
         path = _free(options.file or "trajectory.html")
         write_trajectory(RunDirectory.open(Path(name)), more[0], path, max_mb=options.max_mb)
     elif Path(name, "run.json").exists() or not Documents([Path(name)]).runs.find():
-        run = RunDirectory.open(Path(name))  # raises without a run
+        # Raises without a run.
+        run = RunDirectory.open(Path(name))
         path = _free(options.file) if options.file else run.report_path
         write_runs([run.root], path, max_mb=options.max_mb)
     else:

@@ -33,8 +33,10 @@ from midstream.core.trajectory import (
     Verdict,
 )
 
-ROLE = "policy"  # of the calls of an own agent that training learns from
-_GRACE_S = 0.25  # engines keep the deadline themselves, and then report the request and its failures
+# Of the calls of an own agent that training learns from.
+ROLE = "policy"
+# Engines keep the deadline themselves, and then report the request and its failures.
+_GRACE_S = 0.25
 
 
 @dataclass(kw_only=True)
@@ -127,7 +129,8 @@ async def until(deadline_s: float | None) -> AsyncGenerator[None]:
             yield
     except TimeoutError as failure:
         if not limit.expired():
-            raise  # a time-out of another clock than this run's
+            # A time-out of another clock than this run's.
+            raise
         raise DeadlineError("a tool or a module was still running at the deadline", code="deadline") from failure
 
 
@@ -174,7 +177,8 @@ class RecordedAgent:
             )
             error = record.end_broken(late)
         except RefusedError:
-            raise  # the same for every task
+            # It is the same for every task, so it ends the run.
+            raise
         except InfrastructureError as failure:
             record.stop_reason = "error"
             error = record.end_broken(failure)
@@ -216,6 +220,5 @@ async def observe(
     """A tool's answer to valid arguments, in the form that `write` gives it, and the requests that the tool made."""
     clock = time.monotonic()
     result = await call_tool(tool, arguments)
-    status = "ok" if result.ok else "error"
-    took = time.monotonic() - clock
+    status, took = "ok" if result.ok else "error", time.monotonic() - clock
     return Observation(status=status, text=write(result.text), duration_s=took, marks=result.marks), result.calls

@@ -17,7 +17,7 @@ them. A component of your own needs neither: `type` may name a function, a class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,7 +74,7 @@ class Context:
         return self.build.engine_of(self.component)
 
     @property
-    def engine_identity(self) -> Mapping[str, Any]:
+    def engine_identity(self) -> Table:
         """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
         return self.recipe.engines[self.component.engine].identity
 
@@ -93,21 +93,6 @@ class Context:
     def source(self) -> TaskSource:
         """The recipe's task source."""
         return self.build.source
-
-    @property
-    def tool_names(self) -> Sequence[str]:
-        """The names of the recipe's tools."""
-        return [tool.name for tool in self.build.tools]
-
-    @property
-    def gateway(self) -> object:
-        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
-        return self.build.gateway
-
-    @property
-    def warm_seed(self) -> int:
-        """The seed of untrained weights."""
-        return self.recipe.warm_seed
 
     def tasks(self, component: Component) -> TaskSource:
         """The task source of another component, such as a part of a mixture."""
@@ -159,24 +144,8 @@ class ComponentConfig(Settings):
         return component(self) if type(self).model_fields else component()
 
 
-class Stage(Settings):
-    """A stage of a curriculum: families of training tasks that it adds to those of the stages before.
-
-    Attributes:
-        families: what is trained on from this stage on, too
-        until: the success of each of these families in training, a running mean, at which the next stage begins
-    """
-
-    families: tuple[str, ...] = Field(min_length=1)
-    until: float = Field(default=0.8, gt=0, lt=1)
-
-
 class TasksConfig(ComponentConfig):
-    """The settings of a task source.
-
-    Attributes:
-        stages: see `tasks.stages`; a family in no stage is not trained on
-    """
+    """The settings of a task source."""
 
     endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
     dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.source.Dialogues`)
@@ -184,8 +153,6 @@ class TasksConfig(ComponentConfig):
     teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
     gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
     parts_kind: ClassVar[Kind] = "tasks"
-
-    stages: tuple[Stage, ...] = ()
 
 
 class RewardConfig(ComponentConfig):
@@ -278,7 +245,8 @@ class Component(Settings):
     type: str
     config: SerializeAsAny[ComponentConfig]
     engine: str | None = None
-    weight: float | None = Field(default=None, ge=1e-9, le=1e9, strict=True)  # beyond, sums lose all precision
+    # Beyond, sums lose all precision.
+    weight: float | None = Field(default=None, ge=1e-9, le=1e9, strict=True)
     alias: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     @model_serializer

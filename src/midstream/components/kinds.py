@@ -124,6 +124,7 @@ _BASES: dict[Kind, type] = {
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
 _REGISTRY["agent"] = {**AGENTS}
+# With the object that each was made of: a notebook may define it again.
 _own_classes: dict[tuple[Kind, str], tuple[object, type[ComponentConfig]]] = {}
 
 
@@ -141,33 +142,12 @@ def registered(kind: Kind) -> list[str]:
 
 
 @cache
-def installed(kind: Kind) -> dict[str, list[EntryPoint]]:
+def installed(kind: Kind) -> dict[str, EntryPoint]:
     """The components of a kind in installed packages: entry points `KIND.NAME` of the group `midstream.components`."""
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group="midstream.components"):
-        of, _, name = point.name.partition(".")
-        if of == kind and name:
-            found.setdefault(name, []).append(point)
-    return found
-
-
-def reference_of_installed(kind: Kind, name: str) -> str:
-    """The object behind a package's component as a reference. Raises `RecipeError` if two define one of that name."""
-    points = installed(kind)[name]
-    ours = ["midstream"] * (name in _REGISTRY.get(kind, ()))
-    if len(ours) + len(points) > 1:
-        packages = ours + [package_of(point) for point in points]
-        raise RecipeError(
-            f"{kind} {name!r} is defined twice: by {' and '.join(packages)}",
-            code="name-clash",
-            fix=f"uninstall one of them, or name the object itself: type = {points[0].value!r}",
-        )
-    return points[0].value
-
-
-def package_of(point: EntryPoint) -> str:
-    """Name and version of the package of an entry point."""
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
+    points = {point.name.removeprefix(f"{kind}."): point for point in entry_points(group="midstream.components")}
+    # Of two with one name midstream's own stays, as of recipes and commands.
+    own = _REGISTRY.get(kind, {})
+    return {name: point for name, point in points.items() if point.name == f"{kind}.{name}" and name not in own}
 
 
 def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
@@ -176,27 +156,20 @@ def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
     Raises `RecipeError` if it cannot be imported, or is not of this kind.
     """
     if name in installed(kind):
-        name = reference_of_installed(kind, name)
+        name = installed(kind)[name].value
     config = _REGISTRY.get(kind, {}).get(name)
-    if config is None:
-        return _own_class(kind, name)
     if isinstance(config, str):
         config = _REGISTRY[kind][name] = load(config)
-    return _of_kind(kind, name, config)
-
-
-def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
-    """The class of an own component's settings, made once for each object."""
-    value = load(reference)
-    known = _own_classes.get((kind, reference))
-    if known is not None and known[0] is value:
-        return known[1]
-    if kind not in OWN or (isinstance(value, type) and issubclass(value, ComponentConfig)):
-        made = _of_kind(kind, reference, value)
-    else:
-        made = load(OWN[kind])(kind, reference, value)
-    _own_classes[kind, reference] = (value, made)
-    return made
+    if config is not None:
+        return _of_kind(kind, name, config)
+    value = load(name)
+    known = _own_classes.get((kind, name))
+    if known is None or known[0] is not value:
+        # Made once for each object: two classes of one component's settings would not be equal.
+        is_config = isinstance(value, type) and issubclass(value, ComponentConfig)
+        made = load(OWN[kind])(kind, name, value) if kind in OWN and not is_config else _of_kind(kind, name, value)
+        known = _own_classes[kind, name] = (value, made)
+    return known[1]
 
 
 def _of_kind(kind: Kind, name: str, config: object) -> type[ComponentConfig]:

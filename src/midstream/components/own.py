@@ -24,20 +24,24 @@ from functools import reduce
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
 
+T = TypeVar("T")
+
 EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
-_HANDED_OVER = "python"  # the place of objects that a program hands over
+# The place of objects that a program hands over.
+_HANDED_OVER = "python"
 # Settings that are paths of what is read: midstream's, and by their names those of a component of your own.
 PATHS = frozenset("path file prompt_file index lessons start adapter cwd filter feedback files".split())
 _OWN_PATH = re.compile(r"lessons|(?:\w+_)?(?:path|file)")
 TRUST = "MIDSTREAM_TRUST"
-_live: dict[str, object] = {}  # by reference, the objects that this process handed over
+# The objects that this process handed over, by reference: `load` cannot import what no file holds.
+_live: dict[str, object] = {}
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
 
@@ -80,7 +84,7 @@ def references(table: Mapping[str, object] | Iterable[object]) -> Iterator[str]:
 # --- paths in a recipe's table ----------------------------------------------------------------------------------------
 
 
-def anchored(table: Any, directory: Path) -> Any:
+def anchored(table: T, directory: Path) -> T:
     """A recipe's table, in which references to files in `directory` and paths to what is there are absolute."""
 
     def absolute(reference: str, path: Path) -> Path:
@@ -90,15 +94,17 @@ def anchored(table: Any, directory: Path) -> Any:
         # The link of a data file stays: the name of its target may lack the ending, as in caches of downloads.
         return there.resolve() if reference else Path(os.path.abspath(there))
 
-    return _with_paths(table, absolute)
+    return cast("T", _with_paths(table, absolute))
 
 
-def portable(table: Any) -> Any:
+def portable(table: T) -> T:
     """A recipe's table to compare with another: the directory of code affects no result, that of data can."""
-    return _with_paths(table, lambda reference, path: Path(path.name if reference else os.path.abspath(path)))
+    return cast(
+        "T", _with_paths(table, lambda reference, path: Path(path.name if reference else os.path.abspath(path)))
+    )
 
 
-def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
+def from_copies(table: T, recorded: Mapping[str, OwnComponent], directory: Path) -> T:
     """A run's table, in which the run's copy in `directory` stands for a file of code that is gone."""
 
     def present(reference: str, path: Path) -> Path:
@@ -107,10 +113,10 @@ def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Pat
             return path
         return (directory / own.copy_name).resolve()
 
-    return _with_paths(table, present)
+    return cast("T", _with_paths(table, present))
 
 
-def _with_paths(value: Any, place: Callable[[str, Path], Path], key: str = "", own: bool = False) -> Any:
+def _with_paths(value: object, place: Callable[[str, Path], Path], key: str = "", own: bool = False) -> object:
     """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself.
 
     `own` is true in the table of a component of your own, and in tables inside it.
@@ -126,7 +132,8 @@ def _with_paths(value: Any, place: Callable[[str, Path], Path], key: str = "", o
     if is_reference(value) and file_of(value) is not None:
         reference, path, rest = value, value.rpartition(":")[0], f":{name_of(value)}"
     elif key == "template" and not own:
-        if not value.endswith(".toml"):  # the name of one that midstream has
+        if not value.endswith(".toml"):
+            # The name of one that midstream has.
             return value
     elif not (_OWN_PATH.fullmatch(key) if own else key in PATHS):
         return value
@@ -157,18 +164,16 @@ def reference_of(value: object) -> str:
     else:
         name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
         number, reference = 2, f"{_HANDED_OVER}:{name}"
-        while reference in _live and not _same(_live[reference], value):
+
+        def parts(of: object) -> list[object]:
+            # A notebook's cell that runs again makes an equal function; those of one code differ by what they enclose.
+            names = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+            return [type(of), *(getattr(of, name, of) for name in names)]
+
+        while reference in _live and parts(_live[reference]) != parts(value):
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
     _live[reference] = value
     return reference
-
-
-def _same(first: object, other: object) -> bool:
-    """Whether two objects are one, or one function that a notebook's cell made twice."""
-    # Functions of one code differ by what they enclose.
-    parts = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-    same = [getattr(first, part, first) == getattr(other, part, other) for part in parts]
-    return type(first) is type(other) and all(same)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -186,22 +191,14 @@ def load(reference: str, example: str = EXAMPLE) -> Any:
             fix="run the program or notebook again, with the same `out`; or define the object in a file",
         )
     module = import_place(place, example)
-    found: Any = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError as error:
-            own = [
-                known
-                for known, value in vars(module).items()
-                if not known.startswith("_") and getattr(value, "__module__", "") == module.__name__
-            ]
-            raise RecipeError(
-                f"{place} has no {name!r}",
-                code="name-not-found",
-                fix=f"{did_you_mean(part, own)}use one of: {', '.join(own)}" if own else f"define it there; {example}",
-            ) from error
-    return found
+    try:
+        return reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        public = {known: value for known, value in vars(module).items() if not known.startswith("_")}
+        there = [known for known, value in public.items() if getattr(value, "__module__", "") == module.__name__]
+        fix = f"name one of: {', '.join(there)}" if there else f"define it there; {example}"
+        what = f"{place} has no {name!r}"
+        raise RecipeError(what, code="name-not-found", fix=did_you_mean(name, there) + fix) from error
 
 
 def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
@@ -210,7 +207,15 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
     if path is not None and not path.is_file():
         raise RecipeError(f"no file {path}", code="file-not-found", fix=f"give its absolute path; {example}")
     try:
-        return _import_module(place) if path is None else _import_file(path)
+        if path is not None:
+            return _import_file(path)
+        top = place.partition(".")[0]
+        spec = None if top in sys.modules else importlib.util.find_spec(top)
+        for where in (spec.origin or "", *(spec.submodule_search_locations or ())) if spec else ():
+            # Of a module that is frozen or built in, the origin is no path.
+            if os.path.isabs(where):
+                _require_trust(Path(where))
+        return importlib.import_module(place)
     except (Exception, SystemExit) as error:
         if getattr(error, "code", "") in ("work-while-importing", "code-not-trusted"):
             raise
@@ -228,17 +233,8 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         raise RecipeError(
             f"{path or place} cannot be imported: {type(error).__name__}: {error}",
             code="import-failed",
-            cause=f"{file or path or place}, line {line}, raises it",
-            fix=f"correct it until `{Path(sys.executable).name} {path}` runs" if path else "correct it",
+            fix=f"correct {file or path or place}, line {line}, which raises it",
         ) from error
-
-
-def _import_module(name: str) -> ModuleType:
-    top = name.partition(".")[0]
-    if top not in sys.modules and (spec := importlib.util.find_spec(top)):
-        for where in filter(os.path.isabs, (spec.origin or "", *(spec.submodule_search_locations or ()))):
-            _require_trust(Path(where))
-    return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -253,7 +249,8 @@ def _import_file(path: Path) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     token = _importing.set(str(path))
-    sys.path.insert(0, str(path.parent))  # its neighbors first
+    # Its neighbors first.
+    sys.path.insert(0, str(path.parent))
     try:
         # Not by a loader: it takes bytecode of a file with this size and second of change for this file's.
         exec(compile(content, path, "exec"), vars(module))
@@ -296,26 +293,29 @@ def used(table: Mapping[str, object]) -> list[OwnComponent]:
 
     Nothing is imported, so that changed code is refused before it runs.
     """
-    own = (reference for reference in dict.fromkeys(references(table)) if not reference.startswith("midstream."))
-    return [_recorded(reference) for reference in own]
-
-
-def _recorded(reference: str) -> OwnComponent:
-    place, file = reference.rpartition(":")[0], file_of(reference)
-    if file is not None:
-        if not file.is_file():
-            raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
-        digest = _digest(file.read_bytes())
-        return OwnComponent(reference=reference, digest=digest, copy_name=f"{file.stem}-{digest}/{file.name}")
-    if place == _HANDED_OVER:
-        load(reference)
-        return OwnComponent(reference=reference)
-    try:
-        spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
-        spec = None
-    source = Path(spec.origin).read_bytes() if spec is not None and spec.has_location and spec.origin else b""
-    return OwnComponent(reference=reference, digest=_digest(source))
+    found: list[OwnComponent] = []
+    for reference in dict.fromkeys(references(table)):
+        place, file = reference.rpartition(":")[0], file_of(reference)
+        if reference.startswith("midstream."):
+            continue
+        if file is not None:
+            if not file.is_file():
+                raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
+            digest = _digest(file.read_bytes())
+            copy_name = f"{file.stem}-{digest}/{file.name}"
+            found.append(OwnComponent(reference=reference, digest=digest, copy_name=copy_name))
+        elif place == _HANDED_OVER:
+            # Raises if this process has not handed it over.
+            load(reference)
+            found.append(OwnComponent(reference=reference))
+        else:
+            try:
+                spec = importlib.util.find_spec(place)
+            except (ImportError, ValueError):
+                spec = None
+            source = Path(spec.origin).read_bytes() if spec is not None and spec.has_location and spec.origin else b""
+            found.append(OwnComponent(reference=reference, digest=_digest(source)))
+    return found
 
 
 def _digest(source: bytes) -> str:

@@ -28,19 +28,23 @@ from midstream.core.errors import (
     RewardError,
     TrainingError,
 )
+from midstream.core.task import Task
 from midstream.core.threads import in_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
-_TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "lessons")  # keys that tables have anyway
+Function = Callable[..., Any]
+
+# A table of any component has these keys, so no setting can.
+_TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "lessons")
 _LIBRARY = re.compile(r"[/\\\\](site-packages|lib[/\\\\]python3[^/]*)[/\\\\]|<frozen")
-_SHOWN = 500  # characters of a message
+_MESSAGE_CHARACTERS = 500
 
 
 def settings_of(
     base: type[SettingsT],
     reference: str,
-    function: Callable[..., Any],
+    function: Function,
     *,
     given: Collection[str] = (),
     **attributes: object,
@@ -61,26 +65,16 @@ def settings_of(
             continue
         known = name in hints or parameter.default is not parameter.empty or isinstance(function, type)
         if parameter.kind is parameter.POSITIONAL_ONLY or not known:
-            raise RecipeError(
-                f"{reference}: parameter {name!r} is neither a setting nor one of {', '.join(given)}",
-                code="component-invalid",
-                fix=f"rename it; or make it a setting, with a type and a default: {name}: int = 3",
-            )
+            what = f"{reference}: parameter {name!r} is neither a setting nor one of {', '.join(given)}"
+            fix = f"rename it; or make it a setting, with a type and a default: {name}: int = 3"
+            raise RecipeError(what, code="component-invalid", fix=fix)
         if name in _TAKEN or name in base.model_fields or hasattr(base, name):
-            raise RecipeError(
-                f"{reference}: a setting cannot be called {name!r}, a key of every table",
-                code="component-invalid",
-                fix="rename the parameter",
-            )
+            what = f"{reference}: a setting cannot be called {name!r}, a key of every table"
+            raise RecipeError(what, code="component-invalid", fix="rename the parameter")
         fields[name] = (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
     try:
-        made: Any = create_model(
-            f"{name_of(reference)}Config",
-            __base__=base,
-            __module__=__name__,
-            __doc__=inspect.getdoc(function),
-            **fields,
-        )
+        named, about = f"{name_of(reference)}Config", inspect.getdoc(function)
+        made = create_model(named, __base__=base, __module__=__name__, __doc__=about, **fields)
     except (PydanticUserError, NameError) as error:
         raise RecipeError(
             f"a parameter of {reference} cannot be a setting: {error}",
@@ -101,7 +95,8 @@ def class_settings(
         passed = {"context": context} if "context" in inspect.signature(cls).parameters else {}
         try:
             made = cls(**passed, **own_values(self))
-        except (Exception, SystemExit) as error:  # what a user's class raises can be anything
+        # What a user's class raises can be anything.
+        except (Exception, SystemExit) as error:
             raise RecipeError(
                 f"{reference} cannot be created: {described(error)}",
                 code="component-invalid",
@@ -113,21 +108,12 @@ def class_settings(
     return settings_of(base, reference, cls, given=("context",), build=build, asks="optional")
 
 
-def object_settings(base: type[SettingsT], reference: str, value: object) -> type[SettingsT]:
-    """An object as it is; the caller who made it closes it."""
-
-    def build(self: ComponentConfig, context: Context) -> object:
-        return value
-
-    return settings_of(base, reference, lambda: value, build=build, borrowed=True, asks="optional")
-
-
 def own_values(config: ComponentConfig) -> dict[str, object]:
     """The settings that are parameters of the user's function or class, by name."""
     return {name: getattr(config, name) for name in type(config).own_settings}
 
 
-def parameters_of(reference: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(reference: str, function: Function) -> Mapping[str, inspect.Parameter]:
     """The parameters of a user's function. Raises `RecipeError` if Python does not know them."""
     try:
         return inspect.signature(function).parameters
@@ -159,13 +145,17 @@ def class_or_object(
         return None
     if isinstance(value, type):
         return class_settings(base, reference, value, lambda made, _: _complete(kind, reference, made, protocol))
-    return object_settings(base, reference, _complete(kind, reference, value, protocol))
+    whole = _complete(kind, reference, value, protocol)
+    # The caller who made the object closes it.
+    attributes = {"build": lambda config, context: whole, "borrowed": True, "asks": "optional"}
+    return settings_of(base, reference, lambda: whole, **attributes)
 
 
-def _complete(kind: Kind, reference: str, value: object, protocol: type) -> Any:
+def _complete(kind: Kind, reference: str, value: object, protocol: type) -> object:
     """`value`, which has all that the protocol asks for."""
     names = [name for name in {**protocol.__annotations__, **vars(protocol)} if not name.startswith("_")]
-    there = dir(value)  # `hasattr` would run properties
+    # `hasattr` would run properties.
+    there = dir(value)
     if missing := [name for name in names if name not in there]:
         raise RecipeError(
             f"{reference} is no {kind}: it has no {', '.join(missing)}",
@@ -176,12 +166,11 @@ def _complete(kind: Kind, reference: str, value: object, protocol: type) -> Any:
         wanted = vars(protocol).get(name)
         if not inspect.isfunction(wanted):
             continue
-        passed = [parameter for parameter in inspect.signature(wanted).parameters.values() if parameter.name != "self"]
+        _, *passed = inspect.signature(wanted).parameters.values()
         by_name = {parameter.name for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
+        in_order = [parameter.name for parameter in passed if parameter.name not in by_name]
         try:
-            inspect.signature(getattr(value, name)).bind(
-                *(None for parameter in passed if parameter.name not in by_name), **dict.fromkeys(by_name)
-            )
+            inspect.signature(getattr(value, name)).bind(*in_order, **dict.fromkeys(by_name))
         except TypeError as error:
             shown = ", ".join(parameter.name for parameter in passed)
             raise RecipeError(
@@ -205,8 +194,9 @@ class OwnFunction:
             raise not_of_kind(kind, reference, value, f"{what}, which returns its result and does not yield it")
         self.kind: Kind = kind
         self.reference, self.name = reference, name_of(reference)
-        self.function: Callable[..., Any] = value
-        self.values = values  # names of what midstream passes
+        self.function: Function = value
+        # The names of what midstream passes.
+        self.values = values
         self.takes = parameters_of(reference, value).keys() & set(values)
 
     def settings(self, base: type[SettingsT], **attributes: object) -> type[SettingsT]:
@@ -217,12 +207,13 @@ class OwnFunction:
         """The arguments of a call."""
         return {name: values[name] for name in self.takes} | own_values(settings)
 
-    async def called(self, settings: Any, values: Mapping[str, Any]) -> Any:
+    async def called(self, settings: ComponentConfig, values: Mapping[str, object]) -> Any:
         """The function's result for those of the values that it takes, and its settings."""
-        where = f", for task {values['task'].id!r}" if "task" in values else ""
+        task = values.get("task")
+        where = f", for task {task.id!r}" if isinstance(task, Task) else ""
         return await self.call(where=where, **self.passed(settings, values))
 
-    async def call(self, *positional: Any, where: str = "", **named: Any) -> Any:
+    async def call(self, *positional: object, where: str = "", **named: object) -> object:
         """The function's result; one that is not `async` has a thread, so that other runs do not wait for it."""
         with self.failing(where):
             if inspect.iscoroutinefunction(self.function):
@@ -237,7 +228,8 @@ class OwnFunction:
             yield
         except MidstreamError:
             raise
-        except (Exception, SystemExit) as error:  # what a user's function raises can be anything
+        # What a user's function raises can be anything.
+        except (Exception, SystemExit) as error:
             raise _failure(self.kind)(
                 f"{self.kind} {self.name!r} raised {described(error)}{where}",
                 cause=where_raised(error),
@@ -251,21 +243,22 @@ class OwnFunction:
         return failure
 
 
-def _failure(kind: Kind) -> Callable[..., Any]:
+def _failure(kind: Kind) -> Function:
     if kind == "reward":
         return RewardError
-    failures: dict[str, Callable[..., Any]] = dict(engine=EngineError, advantage=TrainingError, loss=TrainingError)
+    failures: dict[str, Function] = dict(engine=EngineError, advantage=TrainingError, loss=TrainingError)
     return partial(failures.get(kind, partial(InfrastructureError, retryable=False)), code="component-failed")
 
 
 def described(error: BaseException) -> str:
     """The type and text of a user's exception."""
-    return f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+    return f"{type(error).__name__}: {str(error)[:_MESSAGE_CHARACTERS]}"
 
 
 def where_raised(error: BaseException) -> str:
     """The line that raised an exception."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)]  # a library's line does not help
-    frames = own[1:] or own or frames  # the first is midstream's call
+    # A library's line does not help, and the first is midstream's call.
+    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)]
+    frames = own[1:] or own or frames
     return f"raised in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

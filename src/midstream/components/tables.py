@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from midstream.components.component import Component, Kind, Parts, StrategyConfig
-from midstream.components.kinds import IN_A_PACKAGE, config_class, installed, reference_of_installed, registered
+from midstream.components.component import Component, Kind, RewardConfig, StrategyConfig, TasksConfig
+from midstream.components.kinds import IN_A_PACKAGE, config_class, installed, registered
 from midstream.components.own import anchored, is_reference, load
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import RecipeError, did_you_mean, shown
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of nested parts
+# A bare key of TOML: "." and ":" join the names of nested parts.
+_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def parse_component(kind: Kind, table: Mapping[str, object], where: str, *, weight: float | None = None) -> Component:
@@ -25,12 +27,13 @@ def parse_component(kind: Kind, table: Mapping[str, object], where: str, *, weig
 
     `weight` is that of a part of another component, where its table has none.
     """
-    settings = anchored(table, Path.cwd())
+    settings = dict(anchored(table, Path.cwd()))
     named = settings.pop("type", None)
     keys = ["engine", *["alias"] * (kind == "tool"), *["weight"] * (weight is not None)]
     given = {key: settings.pop(key) for key in keys if key in settings}
     if kind == "tool" and is_reference(named) and not settings and "engine" not in given:
-        named, settings["function"] = "function", named  # imported when the tool is made, as with its long form
+        # It is imported when the tool is made, as with its long form.
+        named, settings["function"] = "function", named
     named = located(kind, named, where)
     config = config_class(kind, named)
     if given.get("engine") is not None and config.asks == "never":
@@ -39,23 +42,37 @@ def parse_component(kind: Kind, table: Mapping[str, object], where: str, *, weig
             code="engine-not-used",
             fix="remove `engine`, or choose a type that asks a model",
         )
-    if "parts" in config.model_fields and isinstance(settings.get("parts"), Mapping):
-        parts: Any = config  # of a mixture or composite
-        settings["parts"] = _parse_parts(parts.parts_kind, settings["parts"], f"{where}.parts")
+    parts = settings.get("parts")
+    if "parts" in config.model_fields and issubclass(config, TasksConfig | RewardConfig) and isinstance(parts, Mapping):
+        # Of a mixture or a composite: each is a component with a weight.
+        wrong = [
+            name for name, part in parts.items() if not isinstance(part, Mapping) or not _PART_NAME.fullmatch(name)
+        ]
+        if wrong or not parts:
+            raise RecipeError(
+                f"{where}.parts = {shown(parts)} has "
+                + (f"{wrong[0]!r}, which is not a part" if wrong else "no parts"),
+                code="parts-invalid",
+                fix="give each part a name of letters, digits, _ and -, and a table with a `type`",
+            )
+        settings["parts"] = {
+            name: parse_component(config.parts_kind, part, f"{where}.parts.{name}", weight=1.0)
+            for name, part in parts.items()
+        }
     about = {"kind": kind, "type": named, "config": validate(config, settings, where), "weight": weight, **given}
     return validate(Component, about, where)
 
 
-def located(kind: Kind, named: Any, where: str) -> str:
+def located(kind: Kind, named: object, where: str) -> str:
     """The `type` of the table at `where`, as a run records and finds it again. Raises `RecipeError` for an unknown one.
 
     A file's path is absolute. A package's function or object is its place, and a class of settings keeps its name.
     """
     named = anchored(named, Path.cwd())
     if isinstance(named, str) and named in installed(kind):
-        offered = load(reference := reference_of_installed(kind, named))
+        offered = load(reference := installed(kind)[named].value)
         return named if isinstance(offered, type) and issubclass(offered, Settings) else reference
-    if named not in registered(kind) and not is_reference(named):
+    if not isinstance(named, str) or (named not in registered(kind) and not is_reference(named)):
         own = f'your own, e.g. type = "my_file.py:name"; {IN_A_PACKAGE}'
         raise RecipeError(
             f"{where} has no type" if named is None else f"no installed package has {where}.type = {shown(named)}",
@@ -86,30 +103,8 @@ def parse_strategy(text: str) -> StrategyConfig:
         raise RecipeError(what, code="strategy-invalid", fix=f"write {config.example}; or {fix}") from error
 
 
-def _parse_parts(kind: Kind, tables: Mapping[str, object], where: str) -> Parts:
-    """The parts of a mixture or composite, each a component with a `weight`."""
-    wrong = [name for name, table in tables.items() if not isinstance(table, Mapping) or not _PART_NAME.fullmatch(name)]
-    if wrong or not tables:
-        raise RecipeError(
-            f"{where} = {shown(tables)} has {f'{wrong[0]!r}, which is not a part' if wrong else 'no parts'}",
-            code="parts-invalid",
-            fix="give each part a name of letters, digits, _ and -, and a table with a `type`",
-        )
-    parts: Any = tables
-    return {name: parse_component(kind, table, f"{where}.{name}", weight=1.0) for name, table in parts.items()}
-
-
-def validate(
-    model: type[ModelT],
-    table: Mapping[str, object],
-    where: str,
-    tags: Mapping[str, type[BaseModel]] | None = None,
-    *,
-    of: str = "recipe",
-) -> ModelT:
+def validate(model: type[ModelT], table: Mapping[str, object], where: str, *, of: str = "recipe") -> ModelT:
     """Build `model` from a table of a recipe, or of the file that `of` names for errors.
-
-    `tags` are the members of a discriminated union in it, by name.
 
     Raises `RecipeError`, which names every wrong key with its place and value.
     """
@@ -122,21 +117,22 @@ def validate(
         wrong = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
         errors = [error for error in errors if error["type"] != "too_short" or error["loc"] not in wrong]
         problems = [
-            ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
-            + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")  # whose input is the whole table
+            ".".join(filter(None, [where, *map(str, error["loc"])]))
+            # The input of a missing key is the whole table.
+            + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")
             + f": {error['msg'].removeprefix('Value error, ')}"
             for error in errors
         ]
         raise RecipeError(
             f"the {of} is invalid: " + "; ".join(problems),
             code="recipe-invalid",
-            fix="".join(dict.fromkeys(_did_you_mean(model, error, tags or {}) for error in errors))
+            fix="".join(dict.fromkeys(_did_you_mean(model, error) for error in errors))
             + f"correct it in {'the recipe or with --set' if of == 'recipe' else 'that file'}; known keys here: "
-            + ", ".join(_fields_around(model, errors[0]["loc"], tags or {})),
+            + ", ".join(_fields_around(model, errors[0]["loc"])),
         ) from failure
 
 
-def _did_you_mean(model: type[BaseModel], error: Any, tags: Mapping[str, type[BaseModel]]) -> str:
+def _did_you_mean(model: type[BaseModel], error: ErrorDetails) -> str:
     """What a misspelt key, or value of a setting with few values, may mean."""
     if error["type"] == "extra_forbidden":
         *above, key = error["loc"]
@@ -144,23 +140,19 @@ def _did_you_mean(model: type[BaseModel], error: Any, tags: Mapping[str, type[Ba
         found = [f"{name}.{key}" for name, cls in inner if key in getattr(cls, "model_fields", ())]
         if found and not above:
             return f"did you mean {' or '.join(found)}? "
-        return did_you_mean(key, _fields_around(model, error["loc"], tags))
+        return did_you_mean(key, _fields_around(model, error["loc"]))
     if error["type"] == "literal_error":
-        return did_you_mean(error["input"], re.findall("'([^']+)'", error["ctx"]["expected"]))
+        return did_you_mean(error["input"], re.findall("'([^']+)'", error.get("ctx", {}).get("expected", "")))
     return ""
 
 
-def _fields_around(
-    model: type[BaseModel], location: tuple[int | str, ...], tags: Mapping[str, type[BaseModel]]
-) -> list[str]:
+def _fields_around(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """The keys of the table that holds the last key of `location`."""
     for key in location[:-1]:
-        if key in tags:
-            model = tags[str(key)]
-            continue
         field = model.model_fields.get(str(key))
         if field is None:
-            continue  # a place in a list
+            # A place in a list.
+            continue
         inner = [cls for cls in classes_in(field.annotation) if issubclass(cls, BaseModel)]
         if not inner:
             break

@@ -30,12 +30,11 @@ anything (a user's agent, tool or reward, a third-party library), with a comment
 
 from __future__ import annotations
 
-import copyreg
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from midstream.core.trajectory import Call
@@ -58,13 +57,12 @@ class MidstreamError(Exception):
     def __init__(self, what: str, *, code: str = "", cause: str = "", fix: str = "") -> None:
         self.what, self.cause, self.fix = what, cause, fix
         self.code = code or self.code
-        lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("fix", fix)) if text]
-        # Lines of a text that a server or file contributed are indented, so that none looks like a cause or fix.
-        super().__init__("\n".join(re.sub(r"\n(?! {4})", "\n    ", line) for line in lines))
+        super().__init__(what)
 
-    def __reduce__(self) -> Any:
-        """Copy without `__init__`, which would indent the text once more."""
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore[reportAttributeAccessIssue]
+    def __str__(self) -> str:
+        labeled = (f"  {label}: {text}" for label, text in (("cause", self.cause), ("fix", self.fix)) if text)
+        # Lines of a text that a server or file contributed are indented, so that none looks like a cause or fix.
+        return "\n".join(re.sub(r"\n(?! {4})", "\n    ", line) for line in (self.what, *labeled))
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -80,9 +78,9 @@ def name_place(place: str) -> Iterator[None]:
     try:
         yield
     except MidstreamError as error:
-        if place in error.what:
-            raise
-        raise type(error)(f"{place}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
+        if place not in error.what:
+            error.what = f"{place}: {error.what}"
+        raise
 
 
 class UsageError(MidstreamError):

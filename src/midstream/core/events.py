@@ -32,8 +32,13 @@ from midstream.core.trajectory import Trajectory
 Work = Literal["training", "lessons", "evaluation", "solve", "validation"]
 
 
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something that happens in a run: each of the classes below."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunLoads:
+class RunLoads(RunEvent):
     """A run is about to load what it needs, which takes seconds; `pytorch` says whether PyTorch is part of it."""
 
     recipe: str
@@ -42,7 +47,7 @@ class RunLoads:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AgentBuilt:
+class AgentBuilt(RunEvent):
     """The agent is built, and its work begins.
 
     `sandbox` describes what confines the code that the agent runs, "" if it runs none; `replay` is the directory that
@@ -56,7 +61,7 @@ class AgentBuilt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerStarts:
+class ServerStarts(RunEvent):
     """A run starts a model server of its own, whose output goes to the file `log`; with `ready_s` it answers."""
 
     command: str
@@ -65,7 +70,7 @@ class ServerStarts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunStarted:
+class RunStarted(RunEvent):
     """A run starts or resumes.
 
     `total` counts steps (training), updates (lessons) or trajectories (evaluation), `done` the part of earlier
@@ -82,21 +87,21 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(RunEvent):
     """The present activity of the run, e.g. "warm start 120/450"; replaces the last phase."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Note(RunEvent):
     """A warning that must not be overlooked."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(RunEvent):
     """A training step is recorded."""
 
     metrics: StepMetrics
@@ -104,7 +109,7 @@ class StepFinished:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateFinished:
+class UpdateFinished(RunEvent):
     """An update of the lesson set is recorded; a resumed run emits the earlier ones first.
 
     `fates` counts changes by what became of them ("accepted", "rejected", "pending", "refused"), `left_out` what taught
@@ -121,14 +126,14 @@ class UpdateFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetSpent:
+class BudgetSpent(RunEvent):
     """The use of a lesson run so far; may be emitted at any time."""
 
     spent: Spent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetStarted:
+class SetStarted(RunEvent):
     """The set number `place` (from 1) of an evaluation starts or resumes, with `done` of its `total` trajectories."""
 
     place: int
@@ -138,7 +143,7 @@ class SetStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoriesFinished:
+class TrajectoriesFinished(RunEvent):
     """Trajectories of the current set have just ended, or ended in an `earlier` session."""
 
     trajectories: Sequence[Trajectory]
@@ -146,14 +151,14 @@ class TrajectoriesFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationFinished:
+class EvaluationFinished(RunEvent):
     """The result of an evaluation of one set at one temperature is recorded."""
 
     result: EvaluationResult
 
 
 @dataclass(frozen=True, slots=True)
-class RunFinished:
+class RunFinished(RunEvent):
     """The run is complete."""
 
 
@@ -175,7 +180,7 @@ TurnKind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TurnEvent:
+class TurnEvent(RunEvent):
     """Something that happened in turn `turn` of a trajectory, in module `role` ("" outside any module)."""
 
     turn: int
@@ -184,26 +189,10 @@ class TurnEvent:
     value: Any = None
 
 
-RunEvent = (
-    RunLoads
-    | AgentBuilt
-    | ServerStarts
-    | RunStarted
-    | Phase
-    | Note
-    | StepFinished
-    | UpdateFinished
-    | BudgetSpent
-    | SetStarted
-    | TrajectoriesFinished
-    | EvaluationFinished
-    | RunFinished
-    | TurnEvent
-)
 Listener = Callable[[RunEvent], None]
 TurnListener = Callable[[TurnEvent], None]  # any `Listener` is one
-Emit = Callable[[TurnKind, Any], None]  # emits a `TurnEvent` of a given turn and module
+Emit = Callable[[TurnKind, object], None]  # emits a `TurnEvent` of a given turn and module
 
 
-def ignore_event(kind: TurnKind, value: Any) -> None:
+def ignore_event(kind: TurnKind, value: object) -> None:
     """The `Emit` of a run without a listener."""

@@ -8,7 +8,7 @@ linear time, so they have no look-around and no references to groups.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -45,14 +45,13 @@ def schema_error(arguments: Mapping[str, object], schema: JsonSchema) -> str | N
     Raises:
         ToolServerError: the schema is invalid, which is not the model's fault.
     """
-    usable = _usable(schema)
-    if isinstance(usable, str):
+    if reason := unusable_schema(schema):
         raise ToolServerError(
-            f"a tool's schema cannot be used: {usable}",
+            f"a tool's schema cannot be used: {reason}",
             code="tool-schema-invalid",
             fix="correct the tool's `parameters`",
         )
-    root, validator = usable
+    root, validator = _compiled(json.dumps(schema))
     try:
         visits = _counter(root)(root, arguments)
         if visits > _MOST_VISITS:
@@ -70,57 +69,43 @@ def schema_error(arguments: Mapping[str, object], schema: JsonSchema) -> str | N
 
 def unusable_schema(schema: JsonSchema) -> str | None:
     """The reason why arguments cannot be checked under a schema, or None."""
-    usable = _usable(schema)
-    return usable if isinstance(usable, str) else None
-
-
-def _usable(schema: JsonSchema) -> tuple[JsonSchema, Any] | str:
-    """A schema with its validator, or the reason why it cannot be used."""
     try:
-        return _compiled(json.dumps(schema))
-    except (TypeError, ValueError, RecursionError) as failure:
-        return str(failure)[:300]
-
-
-@lru_cache(maxsize=256)
-def _compiled(text: str) -> tuple[JsonSchema, Any] | str:
-    try:
-        schema = json.loads(text)
-        _require_bounded(schema)
-        return schema, jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS)
+        _compiled(json.dumps(schema))
     except jsonschema_rs.ValidationError as failure:
+        # Its text would quote the whole schema.
         return failure.message[:300]
     except (TypeError, ValueError, RecursionError) as failure:
         return str(failure)[:300]
+    return None
 
 
-def _require_bounded(schema: Any) -> None:
-    """Raise `ValueError` for a schema whose checks may not end, or with a reference that leads out of it."""
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> tuple[JsonSchema, jsonschema_rs.Validator]:
+    """A schema with its validator.
+
+    Raises `ValueError` if its checks may not end, or a reference leads out of it, and as `json.loads` and the library.
+    """
+    schema = json.loads(text)
     if not isinstance(schema, dict):
         raise ValueError("it is no object")
     if isinstance(named := schema.get("$schema"), str) and "json-schema.org" not in named:
         # A dialect of somebody's own is read as the newest.
         del schema["$schema"]
-    patterns, visits, count = 0, 0, _counter(schema)
-    for node in _schemas(schema):
+    patterns, visits, count, waiting = 0, 0, _counter(schema), [schema]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
         if node is not schema and ("$id" in node or "id" in node):
             raise ValueError("a part of it has an id, from which references would count")
         patterns += ("pattern" in node) + len(node.get("patternProperties", ()))
         visits += count(node, None)
+        waiting += _under(node, (*_SAME, *_EACH, *_NAMED, *_PLACES))
     if visits > _MOST_VISITS:
         raise ValueError("it takes too many checks")
     if patterns > _MOST_PATTERNS:
         raise ValueError(f"it has more than {_MOST_PATTERNS} patterns")
-
-
-def _schemas(schema: JsonSchema) -> Iterator[JsonSchema]:
-    """Every schema in a schema, itself first."""
-    waiting: list[object] = [schema]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-            waiting += _under(node, (*_SAME, *_EACH, *_NAMED, *_PLACES))
+    return schema, jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS)
 
 
 def _under(node: JsonSchema, keywords: tuple[str, ...]) -> list[object]:
@@ -186,7 +171,7 @@ def _target(schema: JsonSchema, reference: str) -> object:
     return node
 
 
-def _explained(validator: Any, arguments: Mapping[str, object]) -> str:
+def _explained(validator: jsonschema_rs.Validator, arguments: Mapping[str, object]) -> str:
     """The first error, with its place, and the word that a misspelt one may mean."""
     try:
         validator.validate(dict(arguments))

@@ -18,7 +18,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from midstream.core.data import Frozen
 from midstream.core.stream import POLICY
 from midstream.core.text import shorten
-from midstream.core.trajectory import Action, Call, Trajectory, Turn
+from midstream.core.trajectory import Call, Trajectory, Turn
 
 _MARK = re.compile(r"</?[\w|-]+>")
 _FLAGS = ("timed_out", "right_as_number")  # parts of a reward that are there only where they are 1
@@ -37,11 +37,6 @@ class ToolUse(Frozen):
     # Calls that reached each tool: one for a command with arguments, any number for code, none for malformed or
     # invalid ones.
     calls: dict[str, int] = {}
-    errors_followed: int = 0  # errors that had a next turn
-    recoveries: int = 0  # errors after which the next turn tried something else and succeeded
-    recovery_rate: float | None = None  # recoveries / errors_followed; None without any
-    repeats: int = 0  # turns that failed with exactly what had failed before in the trajectory
-    repeat_rate: float = 0.0  # repeats / turns
 
     @property
     def unreadable(self) -> str:
@@ -73,16 +68,6 @@ class StreamMetrics(Frozen):
     answered: int = 0  # trajectories with an answer
     steps_to_answer: float | None = None  # mean number of calls of these
 
-    @property
-    def correct_rate(self) -> float | None:
-        """Share of calls with a result."""
-        return self.correct / self.calls if self.calls else None
-
-    @property
-    def calls_mean(self) -> float:
-        """Mean number of calls of a trajectory."""
-        return self.calls / max(1, self.trajectories)
-
 
 class Tally:
     """Sums up trajectories, given or added one at a time: their tools, their streams, the parts of their rewards."""
@@ -90,7 +75,7 @@ class Tally:
     def __init__(self, trajectories: Iterable[Trajectory] = ()) -> None:
         self._tools: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()  # by field of `ToolUse`
+        self._errors = 0
         self._streams: Counter[str] = Counter()  # by field of `StreamMetrics`
         self._to_answer: list[int] = []  # calls of the streams with an answer
         # What was said besides the tool calls of each stretch, in words and in tokens.
@@ -115,19 +100,13 @@ class Tally:
 
     def tools(self) -> ToolUse:
         """The turns with an action, of all trajectories."""
-        turns, counts = self._tools.total(), self._counts
-        followed = counts["errors_followed"]
+        turns = self._tools.total()
         return ToolUse(
             turns=turns,
-            errors=counts["errors"],
-            error_rate=counts["errors"] / turns if turns else 0.0,
+            errors=self._errors,
+            error_rate=self._errors / turns if turns else 0.0,
             share={name: count / turns for name, count in sorted(self._tools.items())},
             calls=dict(sorted(self._calls.items())),
-            errors_followed=followed,
-            recoveries=counts["recoveries"],
-            recovery_rate=counts["recoveries"] / followed if followed else None,
-            repeats=counts["repeats"],
-            repeat_rate=counts["repeats"] / turns if turns else 0.0,
         )
 
     def streams(self) -> StreamMetrics | None:
@@ -160,22 +139,13 @@ class Tally:
 
     def _add_tools(self, trajectory: Trajectory) -> None:
         self._tools.update(tools_of(trajectory))
-        failures: set[str] = set()
-        before: Turn | None = None
         for turn in trajectory.turns:
-            if turn.action is None or turn.error:
+            if turn.action is None or turn.error or turn.observation is None:
                 continue
-            if turn.command is not None and not turn.command.error and turn.observation is not None:
+            self._errors += turn.observation.status == "error"
+            if turn.command is not None and not turn.command.error:
                 made = turn.observation.tool_calls
                 self._calls.update([turn.command.tool] if turn.command.code is None else [call.tool for call in made])
-            failed, attempt = _failed(turn), _attempt(turn)
-            if before is not None and _failed(before):
-                other = not failed and turn.observation is not None and attempt != _attempt(before)
-                self._counts.update(errors_followed=1, recoveries=int(other))
-            if failed:
-                self._counts.update(errors=1, repeats=int(attempt in failures))
-                failures.add(attempt)
-            before = turn
 
     def _add_stream(self, trajectory: Trajectory) -> None:
         replies = sum(call.role == POLICY and call.error is None for call in trajectory.calls)
@@ -196,23 +166,6 @@ class Tally:
             tokens = sum(len(call.completion_ids) for call in calls)
             self._tokens.append(tokens * max(0, said - called) / max(1, len(text)))
             self._has_ids &= all(call.completion_ids for call in calls)
-
-
-def _failed(turn: Turn) -> bool:
-    return turn.observation is not None and turn.observation.status == "error"
-
-
-def _attempt(turn: Turn) -> str:
-    """Return a turn's attempt, as text that is equal for equal attempts; a sub-goal only describes the attempt.
-
-    This is its command. A turn without a valid command has its tool and context (an interleaved policy's malformed call
-    has its body there), or the planner's text if that was malformed.
-    """
-    if turn.command is not None and turn.command.error is None:
-        return turn.command.model_dump_json()
-    action = turn.action or Action()
-    texts = [call.completion for call in turn.calls if call.role == "planner"] if action.error else []
-    return texts[-1] if texts else action.model_dump_json(exclude={"sub_goal"})
 
 
 def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:

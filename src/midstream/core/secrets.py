@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from midstream.core.errors import RecipeError
+
+T = TypeVar("T")
 
 HIDDEN = "***"
 # Repetitions are bounded, so that the time is linear in the text.
@@ -80,11 +82,10 @@ def _places(value: object, where: str, name: str) -> Iterator[str]:
             yield where
 
 
-def _with_names(words: Sequence[Any], name: str) -> Iterator[tuple[str, Any]]:
+def _with_names(words: Sequence[T], name: str) -> Iterator[tuple[str, T]]:
     """Each word with its name: the option before it, as in ["--token", "abc"], otherwise `name`."""
     for before, word in zip(["", *words], words, strict=False):
-        option = isinstance(before, str) and before.startswith("-")
-        yield before.lstrip("-") if option else name, word
+        yield before.lstrip("-") if isinstance(before, str) and before.startswith("-") else name, word
 
 
 def _is_secret(name: str, value: str) -> bool:

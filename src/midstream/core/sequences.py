@@ -17,7 +17,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from midstream.core.trajectory import Call
@@ -33,7 +32,6 @@ Why = Literal[
 ]
 _SIZE = array("q").itemsize  # bytes of a token
 _REPLY_OPENING = 8  # tokens: the most with which a chat template opens a reply ("<|im_start|>assistant\n<think>\n")
-_SHOWN = 4  # tokens of each side of a split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,15 +39,12 @@ class Split:
     """A call that begins a row although it begins with tokens of an earlier call.
 
     `call` and `of` are their places, from 0, among the calls given; `of` is the earlier call whose prompt and reply
-    have the most tokens in common with the prompt of `call`, namely the first `shared`. `ours` and `theirs` are the
-    first tokens after that, of `call` and of `of`; empty where a sequence ends there.
+    have the most tokens in common with the prompt of `call`, namely the first `shared`.
     """
 
     call: int
     of: int
     shared: int
-    ours: tuple[int, ...]
-    theirs: tuple[int, ...]
     why: Why
 
 
@@ -84,30 +79,14 @@ def splits(calls: Sequence[Call]) -> list[Split]:
                 alike = prompt[: shared * _SIZE]
                 first = bisect_left(earlier, alike)
                 last = bisect_left(earlier, alike + b"\xff" * _SIZE)  # behind every next token
-                of, until = max(places[first:last]), shared + _SHOWN
+                of = max(places[first:last])
                 whole = _longest_begin(earlier, prompt)
                 extended = None if whole is None else calls[places[whole]]
-                found.append(
-                    Split(
-                        call=place,
-                        of=of,
-                        shared=shared,
-                        ours=call.prompt_ids[shared:until],
-                        theirs=(calls[of].prompt_ids + calls[of].completion_ids)[shared:until],
-                        why=_why(call, calls[of], shared, extended),
-                    )
-                )
+                found.append(Split(call=place, of=of, shared=shared, why=_why(call, calls[of], shared, extended)))
         at = bisect_right(earlier, sequence := _sequence(call))
         earlier.insert(at, sequence)
         places.insert(at, place)
     return found
-
-
-def distinct_tokens(calls: Sequence[Call]) -> int:
-    """Tokens of all prompts and replies, common beginnings counted once."""
-    # Sorted, sequences with a common beginning lie next to each other.
-    ordered = sorted(map(_sequence, calls))
-    return sum(map(len, ordered)) // _SIZE - sum(_alike(one, other) for one, other in pairwise(ordered))
 
 
 def _runs(calls: Sequence[Call]) -> list[list[int]]:

@@ -9,30 +9,26 @@ text can be parsed: blocks record what is unclosed or nested.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import Literal, cast
 
 from midstream.core.answers import extract
-from midstream.core.stream_template import ANY_TOOL, Marks, Template
+from midstream.core.stream_template import Template
 from midstream.core.text import last_box, neutral
 from midstream.core.trajectory import Trajectory
 
 POLICY = "policy"  # role of the calls that sampled the stream
 BlockKind = Literal["think", "call", "output", "answer", "text"]
-_TOOL_NAME = r"[A-Za-z_][\w.-]*"  # in place of {tool} in a mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A part of the stream in one turn: `sampled` by the policy, or appended by the environment."""
+    """A part of the stream: `sampled` by the policy, or appended by the environment."""
 
     text: str
     sampled: bool
-    turn: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +46,10 @@ class Block:
 def stream_of(trajectory: Trajectory) -> list[Piece]:
     """The stream of an interleaved trajectory after its prompt: sampled and appended pieces, in order."""
     found: list[Piece] = []
-    last = len(trajectory.turns) + 1
-    parts = [(turn.index, turn.calls, turn.appended) for turn in trajectory.turns]
-    for index, calls, appended in [*parts, (last, trajectory.closing_calls, "")]:
-        found += [Piece(text=call.completion, sampled=True, turn=index) for call in calls if call.role == POLICY]
-        found.append(Piece(text=appended, sampled=False, turn=index))
+    parts = [(turn.calls, turn.appended) for turn in trajectory.turns]
+    for calls, appended in [*parts, (trajectory.closing_calls, "")]:
+        found += [Piece(text=call.completion, sampled=True) for call in calls if call.role == POLICY]
+        found.append(Piece(text=appended, sampled=False))
     return [piece for piece in found if piece.text]
 
 
@@ -73,7 +68,7 @@ def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]
 
     A tag is present if its opening mark is, with its closing mark after it; output counts only if it was appended.
     """
-    known = grammar(template)
+    known = template.grammar
     written = template.opening + "".join(piece.text for piece in pieces if piece.sampled)
     given = "".join(piece.text for piece in pieces if not piece.sampled)
     return {kind: known.holds(kind, given if kind == "output" else written) for kind in template.tags}
@@ -104,7 +99,7 @@ def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
 
 def _in_order(found: Sequence[Block], template: Template) -> bool:
     """Return whether a sampled stretch by itself has the strict format."""
-    stray = grammar(template).marks
+    stray = template.grammar.marks
     thought, before = template.think is None, ""
     for block in found:
         if block.kind == "text":
@@ -145,22 +140,17 @@ def said(pieces: Sequence[Piece], template: Template) -> str:
 
 def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:
     """The blocks of each maximal stretch, with whether it was sampled (or else appended)."""
-    stretches = [(by, "".join(piece.text for piece in of)) for by, of in groupby(pieces, lambda piece: piece.sampled)]
-    opening = template.opening
-    if opening and (not stretches or not stretches[0][0]):
-        yield True, list(_sampled(opening, template, len(opening)))
-        opening = ""
-    for sampled, text in stretches:
-        if sampled:
-            yield True, list(_sampled(opening + text, template, len(opening)))
-            opening = ""
-        else:
-            yield False, list(_appended(text, template))
+    opening = [Piece(text=template.opening, sampled=True)] if template.opening else []
+    put_in_before = len(template.opening)
+    for sampled, stretch in groupby([*opening, *pieces], lambda piece: piece.sampled):
+        text = "".join(piece.text for piece in stretch)
+        yield sampled, list(_sampled(text, template, put_in_before) if sampled else _appended(text, template))
+        put_in_before = 0
 
 
 def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:
     """Blocks of a sampled stretch, whose first `put_in_before` characters are the template's opening."""
-    known, place = grammar(template), 0
+    known, place = template.grammar, 0
     while opened := known.opening.search(text, place):
         if opened.start() > place:
             yield Block(kind="text", body=text[place : opened.start()], sampled=place >= put_in_before)
@@ -185,70 +175,22 @@ def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Bloc
 
 def _appended(text: str, template: Template) -> Iterator[Block]:
     """Blocks of appended text, in which only marks of output count."""
-    marks, place = template.output, 0
-    while (start := text.find(marks.open, place)) >= 0:
-        end = text.find(marks.close, start + len(marks.open))
-        if end < 0:
+    while True:
+        before, _, rest = text.partition(template.output.open)
+        body, closed, after = rest.partition(template.output.close)
+        if not closed:
             break
-        if start > place:
-            yield Block(kind="text", body=text[place:start], sampled=False)
-        yield Block(kind="output", body=text[start + len(marks.open) : end], sampled=False)
-        place = end + len(marks.close)
-    if place < len(text):
-        yield Block(kind="text", body=text[place:], sampled=False)
+        if before:
+            yield Block(kind="text", body=before, sampled=False)
+        yield Block(kind="output", body=body, sampled=False)
+        text = after
+    if text:
+        yield Block(kind="text", body=text, sampled=False)
 
 
-# -- marks, and escaping them in text ---------------------------------------------------------------------------------
+# -- escaping marks in text -------------------------------------------------------------------------------------------
 #
-# Marks may overlap, hold a tool's name, or begin and end with line breaks (a code fence). A tool's text could complete
-# a mark together with the text around it, so this is escaped too.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grammar:
-    """A template's marks as patterns."""
-
-    tags: dict[str, tuple[str, str]]  # opening and closing mark, by kind
-    opening: re.Pattern[str]  # an opening mark; the group that matched (`lastgroup`) is its kind
-    marks: re.Pattern[str]  # any mark
-    overlapping: re.Pattern[str]  # any mark, also marks that overlap, as group 1 of an empty match
-
-    def closing(self, opened: re.Match[str]) -> tuple[str, str]:
-        """The closing mark of an opening mark, and the tool that both name ("" if they name none)."""
-        mark, close = self.tags[opened.lastgroup or ""]
-        before, here, after = mark.partition(ANY_TOOL)
-        tool = opened[0][len(before) : len(opened[0]) - len(after)] if here else ""
-        return close.replace(ANY_TOOL, tool), tool
-
-    def holds(self, kind: str, text: str) -> bool:
-        """Return whether a text has an opening mark of a kind with its closing mark somewhere after it."""
-        first: dict[str, re.Match[str]] = {}  # first place of each mark: closing marks of later ones are behind it too
-        for opened in self.opening.finditer(text):
-            if opened.lastgroup == kind:
-                first.setdefault(opened[0], opened)
-        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
-
-
-def grammar(template: Template) -> Grammar:
-    """The patterns of a template, compiled once."""
-    return _compiled(tuple(template.tags.items()))
-
-
-@lru_cache(maxsize=64)
-def _compiled(found: tuple[tuple[str, Marks], ...]) -> Grammar:
-    # A mark that holds any tool's name may match other marks too, so it is last.
-    tags = sorted(found, key=lambda tag: ANY_TOOL in tag[1].open)
-    every = "|".join(_pattern(mark) for _, marks in tags for mark in (marks.open, marks.close))
-    return Grammar(
-        tags={kind: (marks.open, marks.close) for kind, marks in tags},
-        opening=re.compile("|".join(f"(?P<{kind}>{_pattern(marks.open)})" for kind, marks in tags)),
-        marks=re.compile(every),
-        overlapping=re.compile(f"(?=({every}))"),
-    )
-
-
-def _pattern(mark: str) -> str:
-    return _TOOL_NAME.join(re.escape(part) for part in mark.split(ANY_TOOL))
+# A tool's text could complete a mark together with the text around it, so this is escaped too.
 
 
 def put_in(text: str, template: Template) -> str:
@@ -262,7 +204,7 @@ def escape_marks(text: str, template: Template, before: str = "", after: str = "
     """Escape the template's marks in `text`, also those formed with `before` and `after`: no output can forge one."""
     start, end, whole = len(before), len(before) + len(text), before + text + after
     broken: set[int] = set()
-    for found in grammar(template).overlapping.finditer(whole):
+    for found in template.grammar.overlapping.finditer(whole):
         mark = range(found.start(), found.start() + len(found[1]))
         inside = [place for place in mark if start <= place < end and not whole[place].isspace()]
         broken.update(inside[:1])

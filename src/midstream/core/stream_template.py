@@ -10,8 +10,11 @@ A template is a TOML file: one of those in `templates/`, by its name, or the use
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -21,6 +24,7 @@ from midstream.core.text import PLACE, fill
 from midstream.core.text_file import read_toml
 
 ANY_TOOL = "{tool}"  # placeholder of a tool's name in a mark
+_TOOL_NAME = r"[A-Za-z_][\w.-]*"  # in its place
 
 
 class Marks(Settings):
@@ -28,6 +32,42 @@ class Marks(Settings):
 
     open: str = Field(min_length=1)
     close: str = Field(min_length=1)
+
+
+class Grammar:
+    """A template's marks as patterns. Marks may overlap, hold a tool's name, or begin and end with line breaks.
+
+    Attributes:
+        opening: an opening mark; the group that matched (`lastgroup`) is its kind
+        marks: any mark
+        overlapping: any mark, also marks that overlap, as group 1 of an empty match
+    """
+
+    def __init__(self, tags: Mapping[str, Marks]) -> None:
+        # A mark that holds any tool's name may match other marks too, so it is last.
+        self._tags = dict(sorted(tags.items(), key=lambda tag: ANY_TOOL in tag[1].open))
+        every = "|".join(_pattern(mark) for tag in self._tags.values() for mark in (tag.open, tag.close))
+        self.opening = re.compile("|".join(f"(?P<{kind}>{_pattern(tag.open)})" for kind, tag in self._tags.items()))
+        self.marks, self.overlapping = re.compile(every), re.compile(f"(?=({every}))")
+
+    def closing(self, opened: re.Match[str]) -> tuple[str, str]:
+        """The closing mark of an opening mark, and the tool that both name ("" if they name none)."""
+        tag = self._tags[opened.lastgroup or ""]
+        before, here, after = tag.open.partition(ANY_TOOL)
+        tool = opened[0][len(before) : len(opened[0]) - len(after)] if here else ""
+        return tag.close.replace(ANY_TOOL, tool), tool
+
+    def holds(self, kind: str, text: str) -> bool:
+        """Return whether a text has an opening mark of a kind with its closing mark somewhere after it."""
+        first: dict[str, re.Match[str]] = {}  # first place of each mark: closing marks of later ones are behind it too
+        for opened in self.opening.finditer(text):
+            if opened.lastgroup == kind:
+                first.setdefault(opened[0], opened)
+        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
+
+
+def _pattern(mark: str) -> str:
+    return _TOOL_NAME.join(re.escape(part) for part in mark.split(ANY_TOOL))
 
 
 class Template(Settings):
@@ -60,6 +100,12 @@ class Template(Settings):
         """The marks by kind, in the order of a stream."""
         found = {"think": self.think, "call": self.call, "output": self.output, "answer": self.answer}
         return {kind: marks for kind, marks in found.items() if marks is not None}
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        """The patterns of its marks."""
+        # A copy of the template keeps them: none changes a mark.
+        return Grammar(self.tags)
 
     @property
     def native(self) -> bool:
@@ -135,7 +181,7 @@ def load_template(name: str | Path) -> Template:
         ) from failure
 
 
-def _table(name: str | Path) -> dict[str, Any]:
+def _table(name: str | Path) -> dict[str, object]:
     """A template's settings, with those that it inherits."""
     shipped = Path(__file__).parent / "templates"
     path = Path(name) if isinstance(name, Path) or name.endswith(".toml") else shipped / f"{name}.toml"

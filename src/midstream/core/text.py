@@ -56,7 +56,8 @@ _STEERING = (
 _ZERO_WIDTH = r"\xad\u061c\u180e\u200b-\u200f\u2060-\u2065\ufeff"
 _HIDDEN, _STEERS = re.compile(f"[{_STEERING}{_ZERO_WIDTH}]+"), re.compile(f"[{_STEERING}]")
 PLACE = re.compile(r"\{\{(\w+)\}\}")  # of a value in a prompt
-_FENCE = "```"
+# A fenced block: its language and its text. One that is never closed extends to the end.
+_FENCED = re.compile(r"^[^\S\n]*```([^\n]*)\n(.*?)(?:^[^\S\n]*```[^\S\n]*$|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "python3", "py")
 _MAX_CODE = 50_000  # characters: parsing more would delay every other run
 
@@ -124,7 +125,7 @@ def find_program(text: str) -> tuple[str | None, str]:
     # If the whole compiles, a fence in it stands in a string.
     if _compile_error(text) is None:
         return text, ""
-    blocks = _fenced(text)
+    blocks = [(found[1].strip("` \t\r").lower(), found[2].removesuffix("\n")) for found in _FENCED.finditer(text)]
     marked = [code for language, code in blocks if language in _PYTHON]
     candidates = marked or [code for _, code in blocks] or [text]
     for code in candidates:
@@ -132,22 +133,6 @@ def find_program(text: str) -> tuple[str | None, str]:
             if _compile_error(version) is None:
                 return version, ""
     return None, _compile_error(candidates[0]) or ""
-
-
-def _fenced(text: str) -> list[tuple[str, str]]:
-    """(language, text) of each fenced block; a block that is never closed extends to the end."""
-    blocks: list[tuple[str, str]] = []
-    language, lines = "", None
-    for line in text.split("\n"):
-        mark = line.strip()
-        if lines is None and mark.startswith(_FENCE):
-            language, lines = mark.strip("`").strip().lower(), []
-        elif lines is not None and mark == _FENCE:
-            blocks.append((language, "\n".join(lines)))
-            lines = None
-        elif lines is not None:
-            lines.append(line)
-    return blocks if lines is None else [*blocks, (language, "\n".join(lines))]
 
 
 def _compile_error(code: str) -> str | None:

@@ -58,20 +58,17 @@ class PastTurn(Frozen):
     error: str | None = None
     analysis: str = "Not enough yet."
 
-    def record(self, turn: int) -> MemoryRecord:
-        """The turn without a verdict, as the verifier gets it."""
+    def record(self, turn: int, *, judged: bool = True) -> MemoryRecord:
+        """The turn as memory holds it, or as the verifier gets it, not yet `judged`."""
+        verdict = Verdict(result_valid=self.error is None, memory_sufficient=False, analysis=self.analysis)
         return MemoryRecord(
             turn=turn,
             action=Action(sub_goal=self.sub_goal, tool=self.tool, context=self.context),
             command=Command(tool=self.tool, arguments=self.arguments),
             result=self.result,
             error=self.error,
+            verdict=verdict if judged else None,
         )
-
-    def judged(self, turn: int) -> MemoryRecord:
-        """The turn with its verdict, as memory holds it."""
-        verdict = Verdict(result_valid=self.error is None, memory_sufficient=False, analysis=self.analysis)
-        return self.record(turn).model_copy(update={"verdict": verdict})
 
 
 class PlannerCase(Frozen):
@@ -129,7 +126,7 @@ class VerifierCase(Frozen):
 
     async def ask(self, module: Verifier, cases: Cases, context: ModuleContext) -> Asked:
         """Ask for a verdict on the newest turn."""
-        newest = self.newest.record(len(self.memory) + 1)
+        newest = self.newest.record(len(self.memory) + 1, judged=False)
         verdict, calls = await module.verify(self.question, cases.tools, memory_of(self.memory), newest, context)
         readable = calls[-1].repaired or parse_verdict(calls[-1].completion) is not None
         right = readable and verdict.memory_sufficient == self.memory_sufficient
@@ -219,7 +216,7 @@ def load_cases() -> Cases:
 
 def memory_of(turns: Sequence[PastTurn]) -> Memory:
     """Past turns as an agent's memory holds them."""
-    return Memory(records=tuple(past.judged(index) for index, past in enumerate(turns, 1)))
+    return Memory(records=tuple(past.record(index) for index, past in enumerate(turns, 1)))
 
 
 def holds(text: str, words: Sequence[str]) -> bool:

@@ -21,7 +21,8 @@ from midstream.report.numbers import cut
 from midstream.rollout import run_concurrently
 from midstream.sandbox import tiers
 
-PROBE_LIMIT_S = 120.0  # a first import of PyTorch from a slow disk takes a minute
+# A first import of PyTorch from a slow disk takes a minute.
+PROBE_LIMIT_S = 120.0
 # Run in another process: a PyTorch that does not fit its driver can crash the process that imports it.
 _TORCH = """
 import json, torch
@@ -33,12 +34,6 @@ print(json.dumps({
 }))
 """
 _SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-
-
-def check_python() -> Check:
-    """MS101: the version of Python, and the system."""
-    words = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    return Check(code="MS101", what="Python", status="ok", words=words)
 
 
 async def check_training() -> list[Check]:
@@ -101,9 +96,6 @@ async def run_briefly(*command: str) -> tuple[int, str, str]:
     return process.returncode or 0, printed.decode("utf-8", "replace"), lines[-1] if lines else ""
 
 
-LONGEST_CAUSE = 300
-
-
 async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
     """Run every check; a broken thing never raises. `named`: the user chose the recipe or its model."""
     recipe = build.recipe
@@ -118,7 +110,9 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         *(check_server(name, config, several=len(engines) > 1) for name, config in engines.items()),
     ]
     training, sandbox, *servers = await run_concurrently(slow)
-    return (check_python(), *training, *sandbox, *(check for found in servers for check in found))
+    system = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    python = Check(code="MS101", what="Python", status="ok", words=system)
+    return (python, *training, *sandbox, *(check for found in servers for check in found))
 
 
 async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Check]:
@@ -127,7 +121,7 @@ async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Ch
     try:
         sandbox = await asyncio.to_thread(tiers.choose, config)
     except UnsupportedError as failure:
-        words = f"{failure.what}, so code that a model writes will not run: {cut(failure.cause, LONGEST_CAUSE)}"
+        words = f"{failure.what}, so code that a model writes will not run: {cut(failure.cause, 300)}"
         return [check(status="failed" if wanted else "warning", words=words, fix=failure.fix)]
     words = f"{sandbox.tier}: {sandbox.mechanisms}"
     if sandbox.tier in ("arithmetic", "unsafe"):  # these do not run code, or do not hold it back

@@ -29,9 +29,9 @@ from midstream.recipe.schema import InterleavedConfig
 from midstream.report.doctor import GOOD, CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
 from midstream.rollout import run_concurrently
 
-_CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
+# Few requests at a time, so that the seconds are those of a server that is not crowded.
+_CONCURRENCY = 4
 _CASE_LIMIT_S = 600.0
-_SUMMED = ("prompt_tokens", "completion_tokens", "retries", "repaired", "cut_off")  # of a role's cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,18 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     found = {skipped.role: skipped for skipped in unreached(build)}
     for role in roles:
         answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
-        found[role.name] = _role_result(role, answered)
+        seconds, rates = [each for result in answered for each in result.seconds], rates_of(answered)
+        found[role.name] = RoleResult(
+            role=role.name,
+            standing=standing_of(rates),
+            model=getattr(getattr(role.engine, "config", None), "model", role.engine.name),
+            engine=role.engine.name,
+            structured_output=getattr(role.config, "structured_output", None),
+            rates=rates,
+            asks=len(seconds),
+            median_s=statistics.median(seconds) if seconds else None,
+            cases=tuple(answered),
+        )
     everyone = list(found.values())
     advice, planner = advice_on(everyone, probes), found.get("planner")
     readable = planner.rates.get("reply readable") if planner else None
@@ -179,28 +190,8 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         said=said,
         wanted=wanted,
         seconds=tuple(end - start for start, end in pairwise(times)),
-        prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
-        completion_tokens=sum(call.usage.completion_tokens for call in calls),
         retries=sum(len(call.failures) for call in calls),
         repaired=sum(call.repaired for call in calls),
         cut_off=sum(call.finish_reason == "length" for call in calls),
         too_long=too_long,
-    )
-
-
-def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
-    seconds = [duration_s for case in cases for duration_s in case.seconds]
-    summed: dict[str, Any] = {name: sum(getattr(case, name) for case in cases) for name in _SUMMED}
-    rates = rates_of(cases)
-    return RoleResult(
-        role=role.name,
-        standing=standing_of(rates),
-        model=getattr(getattr(role.engine, "config", None), "model", role.engine.name),
-        engine=role.engine.name,
-        structured_output=getattr(role.config, "structured_output", None),
-        rates=rates,
-        asks=len(seconds),
-        median_s=statistics.median(seconds) if seconds else None,
-        cases=tuple(cases),
-        **summed,
     )

@@ -23,7 +23,8 @@ from midstream.engines.openai.settings import OpenAIConfig
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
 from midstream.report.numbers import cut
 
-REQUEST_LIMIT_S = 20.0  # a small machine may first load the model
+# A small machine may first load the model.
+REQUEST_LIMIT_S = 20.0
 PROBE_LIMIT_S = 600.0
 SHOWN, LONGEST_NAME = 4, 80  # names of models, characters of one
 PROBE_SCHEMA: Mapping[str, Any] = {

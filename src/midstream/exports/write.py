@@ -133,15 +133,13 @@ def export(
         for row in rows:
             count += 1
             yield row
-        if not count and not left_out.total():
-            fix = "export a run that has worked on tasks: `midstream show` counts them"
-            raise UsageError(f"{run.root} has no trajectories in {parts}", code="nothing-to-export", fix=fix)
-        if not count:  # an error while the file is written leaves none behind
+        # An error while the file is written leaves none behind.
+        if not count:
             reasons = "; ".join(f"{number:,} left out: {reason}" for reason, number in left_out.items())
             raise UsageError(
-                f"there is nothing to export in {parts}",
+                f"{run.root} has nothing to export in {parts}",
                 code="nothing-to-export",
-                cause=reasons,
+                cause=reasons or "it has no trajectories: `midstream show` counts them",
                 fix="take other parts (--part 'eval-*'), another --module, or failures too (--all)",
             )
 
@@ -225,36 +223,27 @@ def _table_schema(pa: Any) -> Any:
 SUCCESS = 1.0  # the reward of a task that is solved
 
 
-def trl_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
-    """A row for each reply: TRL's prompt and completion, whether the run was a success, and its reward.
+def trainer_rows(origin: Origin, trajectory: Trajectory, *, whole: bool) -> Iterator[Row]:
+    """A row for each reply, as TRL has them, or for each `whole` conversation.
 
-    Chat models have conversational rows, others rows of text. A stream that a chat model continued inside its reply
-    (the prompt ends with what it wrote so far) is one row, with the tool output in its completion.
+    A reply's row has TRL's prompt and completion, whether the run was a success, and its reward; a conversation is
+    `messages`. Models without a chat have prompt and completion as text. A stream that a chat model continued inside
+    its reply (the prompt ends with what it wrote so far) is one row, with the tool output in its completion.
     """
-    reward = trajectory.reward.value if trajectory.reward else 0.0
-    about = {"label": reward >= SUCCESS, "reward": reward, "answer": trajectory.gold or ""}
-    calls = _calls(trajectory, origin.module)
+    about: Row = {"part": origin.part, "task_id": trajectory.task_id, "trajectory": trajectory.id}
+    if not whole:
+        reward = trajectory.reward.value if trajectory.reward else 0.0
+        about = {"label": reward >= SUCCESS, "reward": reward, "answer": trajectory.gold or "", **about}
+    # Of every module for "", and only what the agent received.
+    asked = [call for call in trajectory.calls if origin.module in ("", call.role)]
+    calls = [call for call in asked if call.error is None and call.delivered]
     for number, call in enumerate(calls):
         if not call.messages:
-            yield {"prompt": call.prompt, "completion": call.completion, **about, **_where(origin, trajectory)}
-        elif call.messages[-1].role != "assistant" or not _is_continued(call, calls[number + 1 :]):
-            *prompt, reply = _conversation(call)
-            yield {"prompt": _dumped(prompt), "completion": _dumped([reply]), **about, **_where(origin, trajectory)}
-
-
-def sft_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
-    """A row for each whole conversation, as `messages`; of a model without a chat, prompt and completion as text."""
-    calls = _calls(trajectory, origin.module)
-    for number, call in enumerate(calls):
-        if not call.messages:
-            yield {"prompt": call.prompt, "completion": call.completion, **_where(origin, trajectory)}
-        elif not _is_continued(call, calls[number + 1 :]):
-            yield {"messages": _dumped(_conversation(call)), **_where(origin, trajectory)}
-
-
-def _calls(trajectory: Trajectory, module: str) -> list[Call]:
-    """The calls of a module, of every one for "", whose replies the agent received."""
-    return [call for call in trajectory.calls if call.error is None and call.delivered and module in ("", call.role)]
+            yield {"prompt": call.prompt, "completion": call.completion, **about}
+        elif not (whole or call.messages[-1].role == "assistant") or not _is_continued(call, calls[number + 1 :]):
+            *prompt, reply = [message.wire() for message in _conversation(call)]
+            row = {"messages": [*prompt, reply]} if whole else {"prompt": prompt, "completion": [reply]}
+            yield {**row, **about}
 
 
 def _conversation(call: Call) -> list[Message]:
@@ -275,16 +264,8 @@ def _is_continued(call: Call, later: Sequence[Call]) -> bool:
     )
 
 
-def _dumped(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [message.wire() for message in messages]
-
-
-def _where(origin: Origin, trajectory: Trajectory) -> dict[str, str]:
-    return {"part": origin.part, "task_id": trajectory.task_id, "trajectory": trajectory.id}
-
-
 _FORMATS = {
-    "trl": Format(".jsonl", trl_rows, write_lines, learns=True),
-    "sft": Format(".jsonl", sft_rows, write_lines, learns=True),
+    "trl": Format(".jsonl", partial(trainer_rows, whole=False), write_lines, learns=True),
+    "sft": Format(".jsonl", partial(trainer_rows, whole=True), write_lines, learns=True),
     "parquet": Format(".parquet", table_rows, partial(write_parquet, schema_of=_table_schema)),
 }

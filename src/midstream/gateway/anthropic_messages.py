@@ -36,16 +36,17 @@ def read(body: object) -> ChatRequest:
     """
     fields = forms.fields_of(body, _REFUSED)
     fields.need("max_tokens", int)
-    tools = []
-    for tool in fields.objects("tools"):
-        if tool.table.get("type") not in (None, "custom"):
-            raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
-        tools.append(forms.function_tool(tool, "input_schema"))
-    config = fields.within("output_config")
-    chosen = _tool_options(fields.maybe("tool_choice", dict) or {}, tools)
-    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    config, choice = fields.within("output_config"), fields.maybe("tool_choice", dict) or {}
+    kind, named = choice.get("type", "auto"), {"type": "function", "name": choice.get("name")}
+    tools, options = forms.tool_options(
+        {"any": "required", "tool": named}.get(str(kind), kind),
+        forms.tools_of(fields, kinds=(None, "custom"), schema="input_schema"),
+    )
+    if choice.get("disable_parallel_tool_use"):
+        options["parallel_tool_calls"] = False
+    options |= forms.other_options(fields, _REFUSED.keys() | _READ)
     if config and (effort := config.maybe("effort", str)):
-        chosen["options"]["reasoning_effort"] = effort
+        options["reasoning_effort"] = effort
     said = fields.objects("messages")
     messages = [one for message in said for one in _messages(message)]
     if said and said[-1].table["role"] == "assistant":
@@ -54,21 +55,12 @@ def read(body: object) -> ChatRequest:
     return ChatRequest(
         model=fields.need("model", str),
         messages=(*forms.system_messages(fields.text("system", _TEXT)), *forms.some_messages(messages, "messages")),
-        **chosen,
+        tools=tools,
+        options=options,
         sampling=forms.sampling_of(fields, ("max_tokens",), "stop_sequences"),
         json_schema=forms.schema_of(config.within("format") if config else fields.within("output_format")),
         stream=fields.maybe("stream", bool) or False,
     )
-
-
-def _tool_options(choice: JsonObject, tools: list[JsonObject]) -> dict[str, Any]:
-    named: JsonObject = {"type": "function", "name": choice.get("name")}
-    kind = choice.get("type", "auto")
-    forced = JsonFields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
-    chosen = forms.tool_options(forced, "tool_choice", tools)
-    if choice.get("disable_parallel_tool_use"):
-        chosen["options"]["parallel_tool_calls"] = False
-    return chosen
 
 
 def _messages(message: JsonFields) -> list[Message]:
@@ -144,8 +136,7 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
             key = block["type"]
             begun, kind, text = {key: ""}, f"{key}_delta", block[key]
         yield event("content_block_start", index=index, content_block=block | begun)
-        for piece in forms.pieces(text):
-            yield event("content_block_delta", index=index, delta={"type": kind, key: piece})
+        yield event("content_block_delta", index=index, delta={"type": kind, key: text})
         yield event("content_block_stop", index=index)
     ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
     yield event("message_delta", delta=ended, usage=usage)

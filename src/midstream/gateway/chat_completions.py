@@ -39,17 +39,13 @@ def read(body: object) -> ChatRequest:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
     """
     fields = forms.fields_of(body, _REFUSED)
-    tools = []
-    for tool in fields.objects("tools"):
-        if tool.need("type", str) != "function":
-            raise tool.unsupported("type", 'send tools of type "function"')
-        tools.append(forms.function_tool(JsonFields(tool.need("function", dict), tool.at("function")), "parameters"))
-    stream, chosen = fields.within("stream_options"), forms.tool_options(fields, "tool_choice", tools)
-    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    stream, offered = fields.within("stream_options"), forms.tools_of(fields, inner="function")
+    tools, options = forms.tool_options(fields.table.get("tool_choice"), offered)
     return ChatRequest(
         model=fields.need("model", str),
         messages=forms.some_messages([_message(message) for message in fields.objects("messages")], "messages"),
-        **chosen,
+        tools=tools,
+        options=options | forms.other_options(fields, _REFUSED.keys() | _READ),
         sampling=forms.sampling_of(fields, ("max_completion_tokens", "max_tokens"), "stop"),
         seed=fields.number("seed", int, -(2**63), 2**63 - 1),
         json_schema=forms.schema_of(fields.within("response_format"), "json_schema"),
@@ -74,7 +70,7 @@ def _message(message: JsonFields) -> Message:
         if call.table.get("type") not in (None, "function"):
             raise call.unsupported("type", 'send calls of type "function"')
         call.need("id", str)
-        function = JsonFields(call.need("function", dict), call.at("function"))
+        function = call.inside("function")
         function.need("name", str)
         function.maybe("arguments", str)
     wire = {"content": None, **message.table}
@@ -103,15 +99,12 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
         return forms.sse(_envelope(reply, "chat.completion.chunk", [choice]) | usage)
 
     yield chunk({"role": "assistant", "content": "" if reply.speaks else None})
-    for piece in forms.pieces(reply.thoughts):
-        yield chunk({"reasoning_content": piece})
-    for piece in forms.pieces(reply.text):
-        yield chunk({"content": piece})
+    if reply.thoughts:
+        yield chunk({"reasoning_content": reply.thoughts})
+    if reply.text:
+        yield chunk({"content": reply.text})
     for index, use in enumerate(reply.tool_uses):
-        wire = use.wire()
-        yield chunk({"tool_calls": [{"index": index, **wire, "function": {"name": use.name, "arguments": ""}}]})
-        for piece in forms.pieces(use.arguments):
-            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        yield chunk({"tool_calls": [{"index": index, **use.wire()}]})
     yield chunk({}, _finish_reason(reply))
     if chat.include_usage:
         yield forms.sse(_envelope(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)})

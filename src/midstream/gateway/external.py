@@ -14,7 +14,6 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -134,7 +133,12 @@ class ExternalAgent(SessionAgent):
             raise FormError("invalid_value", f"a task {words}", "task")
         if name not in self._places.taken:
             if self._start is not None and name not in self._places.runs and name not in self._places.lost:
-                self._places.runs[name] = asyncio.create_task(self._run(self._start, _task_of(name, body["task"])))
+                try:
+                    task = Task.model_validate({"answer": "", **body["task"], "id": name})
+                except (TypeError, ValidationError) as failure:
+                    problems = problems_of(failure) if isinstance(failure, ValidationError) else ["an object is needed"]
+                    raise FormError("invalid_value", "; ".join(problems), "task") from failure
+                self._places.runs[name] = asyncio.create_task(self._run(self._start, task))
 
             def fits(place: _Place) -> bool:
                 return self._start is None or place.task_id == name
@@ -157,13 +161,3 @@ class ExternalAgent(SessionAgent):
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None
         return {"id": name, **self._places.taken[name].shown}
-
-
-def _task_of(name: str, given: Any) -> Task:
-    """A caller's own task, under the id of its session. Raises `FormError`."""
-    try:
-        table = {"answer": "", **given, "id": name}
-        return Task.model_validate(table)
-    except (TypeError, ValidationError) as failure:
-        problem = "; ".join(problems_of(failure)) if isinstance(failure, ValidationError) else "an object is needed"
-        raise FormError("invalid_value", problem, "task") from failure

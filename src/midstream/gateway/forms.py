@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -23,8 +23,6 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LARGEST = 2**31 - 1
 # A comment, which keeps a stream alive.
 HEARTBEAT = ": waiting\n\n"
-# Deltas of a text in a stream.
-_PIECES = 4
 _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
 _Value = TypeVar("_Value")
 
@@ -163,6 +161,10 @@ class JsonFields:
         value = self.maybe(key, dict)
         return None if value is None else JsonFields(value, self.at(key))
 
+    def inside(self, key: str) -> JsonFields:
+        """The object under a key, which must be there."""
+        return JsonFields(self.need(key, dict), self.at(key))
+
     def objects(self, key: str) -> list[JsonFields]:
         """The objects of a list; none if it is missing."""
         found = []
@@ -241,28 +243,37 @@ def sampling_of(fields: JsonFields, limits: Sequence[str], stop: str = "") -> di
     return {name: value for name, value in found.items() if value is not None}
 
 
-def function_tool(function: JsonFields, parameters: str) -> JsonObject:
-    """A tool in chat completions' form; `parameters` is the key of its schema."""
-    name, description = function.need("name", str), function.maybe("description", str)
-    if not NAME.fullmatch(name):
-        message = f"{_quote(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
-        raise FormError("invalid_value", message, function.at("name"))
-    schema = function.maybe(parameters, dict) or {"type": "object", "properties": {}}
-    described: JsonObject = {"description": description} if description else {}
-    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+def tools_of(
+    fields: JsonFields, *, kinds: Collection[str | None] = ("function",), inner: str = "", schema: str = "parameters"
+) -> list[JsonObject]:
+    """A request's tools in chat completions' form; `inner` and `schema` are the keys of a tool's fields and schema."""
+    found: list[JsonObject] = []
+    for tool in fields.objects("tools"):
+        if tool.table.get("type") not in kinds:
+            raise tool.unsupported("type", "no tool is built in: send functions")
+        function = tool.inside(inner) if inner else tool
+        name, description = function.need("name", str), function.maybe("description", str)
+        if not NAME.fullmatch(name):
+            message = f"{_quote(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
+            raise FormError("invalid_value", message, function.at("name"))
+        described: JsonObject = {"description": description} if description else {}
+        parameters = function.maybe(schema, dict) or {"type": "object", "properties": {}}
+        found.append({"type": "function", "function": {"name": name, **described, "parameters": parameters}})
+    return found
 
 
-def tool_options(fields: JsonFields, key: str, tools: Sequence[JsonObject]) -> dict[str, Any]:
-    """The `tools` to offer by the tool choice under `key`, and the `options` of one that forces a call."""
-    choice = fields.table.get(key)
+def tool_options(choice: JsonValue, tools: Sequence[JsonObject]) -> tuple[tuple[JsonObject, ...], JsonObject]:
+    """(the tools to offer by a tool choice, the options of one that forces a call)."""
     if choice in (None, "auto", "none"):
-        return {"tools": () if choice == "none" else tuple(tools), "options": {}}
+        return () if choice == "none" else tuple(tools), {}
+    fields = JsonFields({"tool_choice": choice})
     if isinstance(choice, dict) and choice.get("type") == "function":
-        function = JsonFields(choice, fields.at(key)).within("function") or JsonFields(choice, fields.at(key))
+        chosen = fields.inside("tool_choice")
+        function = chosen.within("function") or chosen
         choice = {"type": "function", "function": {"name": function.need("name", str)}}
     elif choice != "required":
-        raise fields.unsupported(key, 'send "auto", "none", "required" or a function')
-    return {"tools": tuple(tools), "options": {"tool_choice": choice}}
+        raise fields.unsupported("tool_choice", 'send "auto", "none", "required" or a function')
+    return tuple(tools), {"tool_choice": choice}
 
 
 def other_options(fields: JsonFields, read: Collection[str]) -> JsonObject:
@@ -287,8 +298,7 @@ def schema_of(form: JsonFields | None, inner: str = "") -> JsonObject | None:
         return {"type": "object"}
     if kind != "json_schema":
         raise form.unsupported("type", 'send "text", "json_object" or "json_schema"')
-    holder = JsonFields(form.need(inner, dict), form.at(inner)) if inner else form
-    return holder.need("schema", dict)
+    return (form.inside(inner) if inner else form).need("schema", dict)
 
 
 def system_messages(text: str | None) -> tuple[Message, ...]:
@@ -316,12 +326,6 @@ def some_messages(messages: Sequence[Message], key: str) -> tuple[Message, ...]:
     if not messages:
         raise FormError("invalid_value", "it is empty; send a message", key)
     return tuple(messages)
-
-
-def pieces(text: str) -> Iterator[str]:
-    """A text in a few parts, as a stream sends it."""
-    size = max(1, -(-len(text) // _PIECES))
-    return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def sse(data: Mapping[str, object], event: str = "") -> str:

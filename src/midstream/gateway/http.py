@@ -8,7 +8,6 @@ import logging
 import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from itertools import count
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -84,15 +83,7 @@ def listen(host: str, port: int, what: str, fix: str) -> socket.socket:
 
 
 async def serve(server: Any, listening: socket.socket) -> None:
-    """Run uvicorn's server until `should_exit`, and end it at once: it looks too rarely, and leaves connections."""
-
-    async def until_exit() -> None:
-        for tick in count():
-            if await server.on_tick(tick // 5):
-                return
-            await asyncio.sleep(0.02)
-
-    server.main_loop = until_exit
+    """Run uvicorn's server until `should_exit`, and end the connections that it leaves."""
     await server.serve(sockets=[listening])
     # They close at the next tick; one that was just accepted is listed a tick or two later.
     for _ in range(3):

@@ -149,3 +149,12 @@ PARSERS: Mapping[str, Callable[..., Parsed]] = {
     "mistral": _mistral,
     "none": lambda text, tools=(): Parsed(text=text),
 }
+
+
+def parse_reply(text: str, tools: _Tools, parser: str) -> Parsed:
+    """A reply taken apart by its model's parser; a call is text where no tool was offered."""
+    reply = PARSERS[parser](text, tools)
+    # What a server has parsed itself comes in the form of hermes (`core/tool_calls.py`).
+    if not reply.calls and parser != "none":
+        reply = PARSERS["hermes"](text, tools)
+    return reply if tools or not reply.calls else Parsed(text=text)

@@ -41,22 +41,18 @@ def read(body: object) -> ChatRequest:
     fields = forms.fields_of(body, _REFUSED)
     if "message.output_text.logprobs" in (fields.maybe("include", list) or ()):
         raise fields.unsupported("include", "the run records log-probabilities: remove them")
-    tools = []
-    for tool in fields.objects("tools"):
-        if tool.need("type", str) != "function":
-            raise tool.unsupported("type", 'no tool is built in: send tools of type "function"')
-        tools.append(forms.function_tool(tool, "parameters"))
     instructions, text, thinks = fields.maybe("instructions", str), fields.within("text"), fields.within("reasoning")
-    chosen = forms.tool_options(fields, "tool_choice", tools)
-    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    tools, options = forms.tool_options(fields.table.get("tool_choice"), forms.tools_of(fields))
+    options |= forms.other_options(fields, _REFUSED.keys() | _READ)
     if thinks and (effort := thinks.maybe("effort", str)):
-        chosen["options"]["reasoning_effort"] = effort
+        options["reasoning_effort"] = effort
     if text and (verbosity := text.maybe("verbosity", str)):
-        chosen["options"]["verbosity"] = verbosity
+        options["verbosity"] = verbosity
     return ChatRequest(
         model=fields.need("model", str),
         messages=(*forms.system_messages(instructions), *forms.some_messages(_conversation(fields), "input")),
-        **chosen,
+        tools=tools,
+        options=options,
         sampling=forms.sampling_of(fields, ("max_output_tokens",)),
         json_schema=forms.schema_of(text.within("format")) if text else None,
         stream=fields.maybe("stream", bool) or False,
@@ -172,16 +168,14 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
         yield event("response.output_item.added", output_index=index, item=begun_item)
         place = {"item_id": item["id"], "output_index": index}
         if calls:
-            for piece in forms.pieces(item["arguments"]):
-                yield event("response.function_call_arguments.delta", **place, delta=piece)
+            yield event("response.function_call_arguments.delta", **place, delta=item["arguments"])
             yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
         else:
             [part] = item["content"]
             place["content_index"] = 0
             extra = {"logprobs": []} if part["type"] == "output_text" else {}
             yield event("response.content_part.added", **place, part=part | {"text": ""})
-            for piece in forms.pieces(part["text"]):
-                yield event(f"response.{part['type']}.delta", **place, delta=piece, **extra)
+            yield event(f"response.{part['type']}.delta", **place, delta=part["text"], **extra)
             yield event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
             yield event("response.content_part.done", **place, part=part)
         yield event("response.output_item.done", output_index=index, item=item)

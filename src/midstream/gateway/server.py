@@ -18,9 +18,10 @@ import secrets
 import threading
 import time
 from asyncio import FIRST_COMPLETED
-from collections import OrderedDict
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from types import ModuleType
@@ -31,18 +32,6 @@ from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, http, responses
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError
-from midstream.gateway.http import (
-    LOOPBACK,
-    Asgi,
-    EventStream,
-    api_key,
-    body_of,
-    hung_up,
-    in_loop,
-    parse_json,
-    refusal,
-    send_json,
-)
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
@@ -64,12 +53,13 @@ _KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 
 
-class PendingReply(Protocol):
+@dataclass(kw_only=True)
+class PendingReply:
     """A session's answer to one request."""
 
     reply: ChatReply
     # The server sets it when the agent gets the answer.
-    delivered: bool
+    delivered: bool = False
 
 
 class SessionHandle(Protocol):
@@ -111,7 +101,7 @@ class Gateway:
         self.loop: asyncio.AbstractEventLoop | None = None
         # Answers every client, without sessions.
         self.everyone: SessionHandle | None = None
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: deque[str] = deque(maxlen=_KEPT)
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -125,9 +115,7 @@ class Gateway:
             yield key
         finally:
             del self.sessions[key]
-            self._ended[key] = None
-            while len(self._ended) > _KEPT:
-                self._ended.popitem(last=False)
+            self._ended.append(key)
 
     def url(self, key: str) -> str:
         """The address of a session; an OpenAI client's `base_url` is this and "/v1"."""
@@ -141,7 +129,7 @@ class Gateway:
         with needs_extra("agents of other programs need starlette and uvicorn, not installed here", "serve"):
             import uvicorn
         host, port = self.config.host, self.config.port
-        if host not in LOOPBACK and not os.environ.get(ADMIN_KEY, "").strip():
+        if host not in http.LOOPBACK and not os.environ.get(ADMIN_KEY, "").strip():
             raise UsageError(
                 f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
                 code="admin-key-missing",
@@ -176,7 +164,7 @@ class Gateway:
             await in_thread(self._thread.join)
             self._thread = None
 
-    def app(self) -> Asgi:
+    def app(self) -> http.Asgi:
         """The routes, behind the checks of a request's head."""
         from starlette.applications import Starlette
         from starlette.responses import JSONResponse
@@ -193,20 +181,20 @@ class Gateway:
         def takes(what: str) -> Callable[[HttpRequest], Awaitable[Response]]:
             async def take(request: HttpRequest) -> Response:
                 session = self.session(request.scope)
-                body = parse_json(await body_of(request.receive, _LONGEST_NEWS))
-                await in_loop(session.loop, getattr(session, f"take_{what}")(body))
+                body = http.parse_json(await http.body_of(request.receive, _LONGEST_NEWS))
+                await http.in_loop(session.loop, getattr(session, f"take_{what}")(body))
                 return JSONResponse({"status": "ok"})
 
             return take
 
         async def open_session(request: HttpRequest) -> Response:
             self.check_admin(request.scope)
-            body = parse_json(await body_of(request.receive, _LONGEST_NEWS) or b"{}")
+            body = http.parse_json(await http.body_of(request.receive, _LONGEST_NEWS) or b"{}")
             if self.opener is None or self.loop is None:
                 words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
                 raise FormError("no-sessions", words, None, status=404)
-            opening = asyncio.ensure_future(in_loop(self.loop, self.opener(body)))
-            gone = asyncio.ensure_future(hung_up(request.receive))
+            opening = asyncio.ensure_future(http.in_loop(self.loop, self.opener(body)))
+            gone = asyncio.ensure_future(http.hung_up(request.receive))
             await asyncio.wait({opening, gone}, return_when=FIRST_COMPLETED)
             gone.cancel()
             if not opening.done():
@@ -239,25 +227,25 @@ class Gateway:
             exception_handlers={FormError: refused},
         )
 
-        async def checked(scope: Asgi, receive: Asgi, send: Asgi) -> None:
-            if error := refusal(scope, local=self.config.host in LOOPBACK):
-                return await send_json(send, error.status, chat_completions.error(error), close=True)
+        async def checked(scope: http.Asgi, receive: http.Asgi, send: http.Asgi) -> None:
+            if error := http.refusal(scope, local=self.config.host in http.LOOPBACK):
+                return await http.send_json(send, error.status, chat_completions.error(error), close=True)
             return await routed(scope, receive, send)
 
         return checked
 
-    def check_admin(self, scope: Asgi) -> None:
+    def check_admin(self, scope: http.Asgi) -> None:
         """Check the admin key, if one is set. Raises `FormError`."""
         wanted = os.environ.get(ADMIN_KEY, "").strip()
-        if wanted and not secrets.compare_digest(api_key(scope).encode(), wanted.encode()):
+        if wanted and not secrets.compare_digest(http.api_key(scope).encode(), wanted.encode()):
             raise FormError("admin-key-wrong", f"send the key in ${ADMIN_KEY} as a bearer", None, status=401)
 
-    def session(self, scope: Asgi) -> SessionHandle:
+    def session(self, scope: http.Asgi) -> SessionHandle:
         """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
         if self.everyone is not None:
             self.check_admin(scope)
             return self.everyone
-        sent = api_key(scope)
+        sent = http.api_key(scope)
         path = scope.get("path_params", {}).get("key", "")
         if path and sent and path != sent:
             raise FormError("key-conflict", "the key in the path and the API key are of different sessions", None)
@@ -277,27 +265,27 @@ class ApiEndpoint:
     def __init__(self, gateway: Gateway, api: ModuleType) -> None:
         self._gateway, self._api = gateway, api
 
-    async def __call__(self, scope: Asgi, receive: Asgi, send: Asgi) -> None:
+    async def __call__(self, scope: http.Asgi, receive: http.Asgi, send: http.Asgi) -> None:
         """Answer one request."""
         api, gateway, steps = self._api, self._gateway, asyncio.Queue[str]()
         here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
-            body = await body_of(receive, LONGEST_BODY)
-            chat = api.read(parse_json(body))
+            body = await http.body_of(receive, LONGEST_BODY)
+            chat = api.read(http.parse_json(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             tries = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
             retried = tries.isdigit() and int(tries[:9]) > 0
             digest = blake2b(body, digest_size=16).hexdigest()
             # Steps come from the run's thread.
             work = session.ask(chat, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
-            answer = asyncio.ensure_future(in_loop(session.loop, work))
+            answer = asyncio.ensure_future(http.in_loop(session.loop, work))
             # Nobody may be there to look at its error.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         except FormError as error:
-            return await send_json(send, error.status, api.error(error))
-        gone = asyncio.ensure_future(hung_up(receive))
-        stream = EventStream(send)
+            return await http.send_json(send, error.status, api.error(error))
+        gone = asyncio.ensure_future(http.hung_up(receive))
+        stream = http.EventStream(send)
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())
@@ -313,7 +301,7 @@ class ApiEndpoint:
                 pending = answer.result()
             except FormError as error:
                 if not stream.begun:
-                    return await send_json(send, error.status, api.error(error))
+                    return await http.send_json(send, error.status, api.error(error))
                 return await stream.write(api.error_event(error), last=True)
             # Those that came with the answer.
             while chat.stream and hasattr(api, "step") and not steps.empty():
@@ -321,7 +309,7 @@ class ApiEndpoint:
             # Before the last byte: the agent may end with it.
             first, pending.delivered = not pending.delivered, True
             if not chat.stream:
-                return await send_json(send, 200, api.write(pending.reply))
+                return await http.send_json(send, 200, api.write(pending.reply))
             for event in api.events(pending.reply, chat):
                 await stream.write(event)
                 if gone.done():

@@ -13,8 +13,8 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,8 +30,8 @@ from midstream.core.seeds import derive_seed
 from midstream.core.text import render_lessons
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
-from midstream.gateway.parsers import PARSERS, Parsed
-from midstream.gateway.server import Gateway, now
+from midstream.gateway.parsers import parse_reply
+from midstream.gateway.server import Gateway, PendingReply, now
 from midstream.gateway.settings import POLICY, SessionSettings
 
 # Characters.
@@ -55,16 +55,13 @@ class Outcome(Frozen):
 
 
 @dataclass(kw_only=True)
-class PendingRequest:
-    """One request of the agent, and what became of it (`gateway.server.PendingReply`)."""
+class PendingRequest(PendingReply):
+    """One request of the agent, and what became of it."""
 
-    # From 0, in the order of arrival.
-    number: int
     # Its turns: one, or one for each tool call of the reply.
     drafts: list[Draft]
     call: Call | None = None
     reply: ChatReply = field(init=False)
-    delivered: bool = False
     # When it was answered, as a time of `time.monotonic()`.
     done_s: float = 0.0
 
@@ -100,9 +97,6 @@ class AgentSession:
         self._same: Counter[str] = Counter()
         # By id of a tool call without an answer.
         self._tools: dict[str, tuple[PendingRequest, Draft]] = {}
-        # Tokens of `max_tokens` that requests under way may write.
-        self._held = 0
-        self._room = asyncio.Condition()
         # An engine that waits for all trajectories answers one request of each at a time.
         lockstep = any(isinstance(engine, LockstepEngine) for engine in context.engines.values())
         self._place: AbstractAsyncContextManager[object] = asyncio.Lock() if lockstep else nullcontext()
@@ -207,7 +201,7 @@ class AgentSession:
         seed = derive_seed(self.context.seed, digest, self._same[digest])
         sampling = self._sampling(chat, role, seed)
         self._same[digest] += 1
-        pending = PendingRequest(number=len(self._requests), drafts=[Draft(index=len(self._requests) + 1)])
+        pending = PendingRequest(drafts=[Draft(index=len(self._requests) + 1)])
         self._requests.append(pending)
         context, met = self.context.begin(role, pending.drafts[0].index), self.limit
         request = Request(
@@ -218,7 +212,7 @@ class AgentSession:
             **sampling,
         )
         try:
-            async with self._within_tokens(request) as request, self._place:
+            async with self._place:
                 call = await context.sample(request)
                 sent = {"name": chat.model, "asked": to_jsonable_python(chat.given), "seed": request.seed}
                 pending.call = call.model_copy(update={"sent": call.sent | sent})
@@ -235,7 +229,7 @@ class AgentSession:
         # Another request may have met a limit in the meantime.
         if self.limit == met:
             self.limit = None
-        parsed = self._parse(call.completion, chat)
+        parsed = parse_reply(call.completion, chat.tools, self.gateway.config.parser)
         uses = parsed.tool_uses(f"{seed:016x}")
         pending.reply = ChatReply(
             id=f"{seed:016x}",
@@ -250,7 +244,7 @@ class AgentSession:
         )
         for place, use in enumerate(uses):
             if place:
-                pending.drafts.append(Draft(index=pending.number + 1))
+                pending.drafts.append(Draft(index=pending.drafts[0].index))
             draft = pending.drafts[-1]
             draft.action = Action(tool=use.name, context=use.arguments)
             draft.command = Command(tool=use.name, arguments=json.loads(use.arguments))
@@ -259,14 +253,6 @@ class AgentSession:
             self._tools[use.id] = (pending, draft)
         pending.done_s = time.monotonic()
         return pending
-
-    def _parse(self, text: str, chat: ChatRequest) -> Parsed:
-        """A reply taken apart; a call is text where no tool was offered."""
-        parsed = PARSERS[self.gateway.config.parser](text, chat.tools)
-        # What a server has parsed itself comes in the form of hermes (`core/tool_calls.py`).
-        if not parsed.calls and self.gateway.config.parser != "none":
-            parsed = PARSERS["hermes"](text, chat.tools)
-        return parsed if chat.tools or not parsed.calls else Parsed(text=text)
 
     def _sampling(self, chat: ChatRequest, role: str, seed: int) -> dict[str, Any]:
         """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
@@ -285,32 +271,6 @@ class AgentSession:
         values = {key: value for key, value in own.items() if key in Sampling.model_fields}
         sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
         return {"sampling": sampling, "options": own, "seed": own.get("seed", seed)}
-
-    @asynccontextmanager
-    async def _within_tokens(self, request: Request) -> AsyncGenerator[Request]:
-        """The request with a limit that `max_tokens` has room for; it waits while others may use up what is left."""
-        most, limit = self.settings.max_tokens, 0
-        if most is not None:
-
-            def left() -> int:
-                return most - self._held - sum(call.usage.completion_tokens for call in self.calls)
-
-            async with self._room:
-                await self._room.wait_for(lambda: left() > 0 or not self._held)
-                if left() <= 0:
-                    self.limit = "token_limit"
-                    words = f"the agent's model has written {most - left()} tokens; agent.max_tokens is {most}"
-                    raise self._refusal(400, "token-limit", words)
-                limit = min(request.sampling.max_tokens, left())
-                self._held += limit
-            sampling = request.sampling.model_copy(update={"max_tokens": limit})
-            request = replace(request, sampling=sampling, options={**(request.options or {}), "max_tokens": limit})
-        try:
-            yield request
-        finally:
-            self._held -= limit
-            async with self._room:
-                self._room.notify_all()
 
     def _observe(self, messages: Sequence[Message]) -> None:
         """Find the answers of tools in the messages of a request."""

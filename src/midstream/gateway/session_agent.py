@@ -20,8 +20,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,8 +45,8 @@ from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, agent
 from midstream.gateway.settings import ServeConfig, SessionSettings
 
 GIVEN = ("task", "session", "question", "tools")
-# Of what a command prints: for its error.
-_KEPT_LINES, _LONGEST_LINE = 20, 500
+# Of what a command prints, for its error.
+_KEPT_LINES, _KEPT_BYTES = 20, 10_000
 # Between SIGTERM and SIGKILL; for a cancelled function to end.
 _END_S = 2.0
 
@@ -99,7 +98,11 @@ class SessionAgent(RecordedAgent):
                 address = Address(f"{url}/v1", key, session.names[0], url)
                 outcome = await self._watch(session, self.drive(task, session, address))
         except MidstreamError as failure:
-            raise _recordable(failure, key) from None
+            # A client's error may hold the session's key, or halves of characters, which no file holds.
+            for name in ("what", "cause", "fix"):
+                text = getattr(failure, name).replace(key, "KEY")
+                setattr(failure, name, text.encode("utf-8", "backslashreplace").decode())
+            raise failure from None
         finally:
             await session.end(record)
         if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
@@ -117,21 +120,21 @@ class SessionAgent(RecordedAgent):
         """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
         running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
         try:
-            while True:
+            while not running.done():
+                now_s = time.monotonic()
                 deadline_s = float("inf") if session.waits else session.context.deadline_s or float("inf")
-                idle_s = time.monotonic() - session.active_s if session.idle else 0.0
-                left_s = 1.0 if session.waits else min(self.settings.idle_s - idle_s, deadline_s - time.monotonic())
-                await asyncio.wait({running, session.failure}, timeout=max(left_s, 0.01), return_when="FIRST_COMPLETED")
-                if session.failure.done():
-                    raise session.failure.result()
-                if running.done():
-                    break
-                if time.monotonic() >= deadline_s:
+                idle_until_s = (session.active_s if session.idle else now_s) + self.settings.idle_s
+                if now_s >= deadline_s:
                     words = f"agent {self.name!r} was still running at its deadline"
                     raise agent_failed(words, "raise rollout.deadline_s")
-                if session.idle and time.monotonic() - session.active_s >= self.settings.idle_s:
+                if now_s >= idle_until_s:
                     words = f"agent {self.name!r} asked nothing for {self.settings.idle_s:g} s"
                     raise agent_failed(words, "raise agent.idle_s, or find out what it waits for")
+                # A caller may come at any time, and the deadline counts from then.
+                left_s = 1.0 if session.waits else min(deadline_s, idle_until_s) - now_s
+                await asyncio.wait({running, session.failure}, timeout=left_s, return_when="FIRST_COMPLETED")
+                if session.failure.done():
+                    raise session.failure.result()
             try:
                 return running.result()
             except UsageError:
@@ -152,21 +155,9 @@ class SessionAgent(RecordedAgent):
                 await asyncio.wait({running}, timeout=3 * _END_S)
 
 
-def _recordable(failure: MidstreamError, key: str) -> MidstreamError:
-    """The failure without the session's key, which a client's error may hold, and without halves of characters."""
-    parts = [failure.what, failure.cause, failure.fix]
-    texts = [text.replace(key, "KEY").encode("utf-8", "backslashreplace").decode() for text in parts]
-    if texts == parts:
-        return failure
-    what, cause, fix = texts
-    made = type(failure)(what, code=failure.code, cause=cause, fix=fix)
-    vars(made).update({name: value for name, value in vars(failure).items() if name in ("retryable", "calls")})
-    return made
-
-
 def gateway_of(context: Context | None) -> Gateway:
     """The gateway of a build; without one, as where a recipe is checked, one that is never started."""
-    gateway = Gateway(ServeConfig()) if context is None else context.gateway
+    gateway = Gateway(ServeConfig()) if context is None else context.build.gateway
     assert isinstance(gateway, Gateway)
     return gateway
 
@@ -230,10 +221,10 @@ class CommandAgent(SessionAgent):
             # The gateway is on this machine, where no proxy finds it.
             for name in ("NO_PROXY", "no_proxy"):
                 environment[name] = ",".join(filter(None, (environment.get(name), *LOOPBACK)))
-            status, lines = await self._run(environment)
+            status, printed = await self._run(environment)
             if status:
                 how = f"exited with {status}" if status <= 128 else f"was ended by signal {status - 128}"
-                raise agent_failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
+                raise agent_failed(f"agent {self.name!r} {how}", "correct it", printed)
             if not answer.is_file():
                 return Outcome()
             with answer.open(encoding="utf-8", errors="replace") as file:
@@ -252,7 +243,7 @@ class CommandAgent(SessionAgent):
                 fix="name a program that is installed here, by its path",
             )
 
-    async def _run(self, environment: Mapping[str, str]) -> tuple[int, Sequence[str]]:
+    async def _run(self, environment: Mapping[str, str]) -> tuple[int, str]:
         """The program's exit status, 128 and a signal that ended it, and the last lines that it printed."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self.settings.command),
@@ -266,8 +257,15 @@ class CommandAgent(SessionAgent):
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        tail = asyncio.ensure_future(_tail(process.stdout, lines))
+        output, kept = process.stdout, bytearray()
+
+        async def keep_the_end() -> None:
+            # Output may have no end, so little of it is kept.
+            while chunk := await output.read(1 << 16):
+                kept.extend(chunk)
+                del kept[:-_KEPT_BYTES]
+
+        tail = asyncio.ensure_future(keep_the_end())
         try:
             status = await process.wait()
             await asyncio.wait({tail}, timeout=_END_S)
@@ -281,18 +279,7 @@ class CommandAgent(SessionAgent):
                 if process.returncode is None:
                     process.kill()
                 tail.cancel()
-        return status, lines
-
-
-async def _tail(stream: asyncio.StreamReader, lines: deque[str]) -> None:
-    """Keep the last lines of a stream that may have no end, in little memory."""
-    rest = b""
-    while chunk := await stream.read(1 << 16):
-        *whole, rest = (rest + chunk).split(b"\n")
-        rest = rest[-_LONGEST_LINE:]
-        lines.extend(line[-_LONGEST_LINE:].decode("utf-8", "replace") for line in whole[-_KEPT_LINES:])
-    if rest:
-        lines.append(rest.decode("utf-8", "replace"))
+        return status, "\n".join(kept.decode("utf-8", "replace").splitlines()[-_KEPT_LINES:])
 
 
 def own_session_agent(kind: Kind, reference: str, value: object) -> type[SessionSettings]:

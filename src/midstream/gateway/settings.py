@@ -58,11 +58,9 @@ class SessionSettings(AgentSettings):
     Attributes:
         sampling: how the policy samples where its weights are trained, whatever the agent asks for
         max_calls: requests of one run; the next is refused, and the run is scored
-        max_tokens: tokens that models write in one run, likewise
         idle_s: seconds without a request after which the agent's run is an error
     """
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
     max_calls: int = Field(default=200, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
     idle_s: float = Field(default=600.0, gt=0)

@@ -21,7 +21,7 @@ from midstream.report.draw import draw
 from midstream.report.numbers import dollars, number, percent
 from midstream.report.run import run_blocks
 from midstream.runs import RunDirectory
-from midstream.view.bundle import write_report
+from midstream.view.bundle import write_runs
 
 
 class Run:
@@ -70,7 +70,7 @@ class Run:
     def report(self) -> Path:
         """The page of the run, one HTML file, which is written if it is not there."""
         if not self.directory.report_path.exists():
-            write_report(self.directory)
+            write_runs([self.directory.root], self.directory.report_path)
         return self.directory.report_path
 
     def trajectories(self, part: str = "*") -> Iterator[Trajectory]:

@@ -37,7 +37,7 @@ from midstream.lessons.lesson_set import LessonSet, next_number
 from midstream.lessons.operations import Operation, OperationOutcome
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
-from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage
+from midstream.runs.journal import Journal, OnDamage, Records, Report, raise_damage, skip_damage
 
 
 class UpdateRecord(Frozen):
@@ -109,7 +109,7 @@ class UpdateRecord(Frozen):
 
 def read_updates(run: RunDirectory, on_damage: OnDamage = raise_damage) -> list[UpdateRecord]:
     """All updates of a run in order; an empty list before the first. Damage: as `read_records`."""
-    return read_models(run.updates_path, UpdateRecord, on_damage)
+    return Records(run.updates_path, UpdateRecord).read(on_damage)
 
 
 def gate_votes(record: UpdateRecord, run: str) -> list[Vote]:
@@ -231,7 +231,7 @@ class History:
 
     def all(self) -> Sequence[Version]:
         """Every version, the oldest first; none in a new directory. Raises `RunError` if the journal is damaged."""
-        versions = read_models(self.path, Version)
+        versions = Records(self.path, Version).read()
         for place, version in enumerate(versions, start=1):
             # Updates and rollbacks name versions by number: a line that is gone would rename all after it.
             if version.number != place:

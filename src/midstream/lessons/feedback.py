@@ -30,7 +30,7 @@ from pydantic import Field, ValidationError
 from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
-from midstream.core.keyed_file import SqliteFile
+from midstream.core.sqlite_file import SqliteFile
 from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Trajectory

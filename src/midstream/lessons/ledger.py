@@ -17,7 +17,7 @@ from midstream.rollout import Place
 from midstream.runs import results
 from midstream.runs.budget import ended_by_budget
 from midstream.runs.files import atomic_write, storage_errors
-from midstream.runs.journal import Journal, Report, read_models, warn
+from midstream.runs.journal import Journal, Records, Report, warn
 
 ROLLOUTS, REPLIES, VOTES = "rollouts.jsonl", "replies.jsonl", "votes.jsonl"  # in the ledger's directory
 
@@ -64,9 +64,9 @@ class Ledger:
             results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
         for result in results.read(directory / ROLLOUTS):
             self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory
-        replies = read_models(directory / REPLIES, Reply, lambda error: report(f"{error.what}; it is asked again"))
+        replies = Records(directory / REPLIES, Reply).read(lambda error: report(f"{error.what}; it is asked again"))
         self._replies = {reply.key: reply.calls for reply in replies}
-        for found in read_models(directory / VOTES, ReadVotes):
+        for found in Records(directory / VOTES, ReadVotes).read():
             self._votes = found.votes
 
     def kept(self, scope: str) -> dict[Place, Trajectory]:

@@ -216,7 +216,7 @@ def identity(resolved: Table, weights: str = "") -> str:
     lesson set is evaluated at several temperatures.
 
     Args:
-        resolved: a recipe with every default filled in (`recipe.check.check`).
+        resolved: a recipe with every default filled in (`recipe.check.resolve`).
         weights: the digest of a checkpoint that the planner samples from, "" for the weights that the recipe names.
     """
     agent, engines = resolved["agent"], resolved["engines"]

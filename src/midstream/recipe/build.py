@@ -8,50 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
 
 from midstream import rollout
 from midstream.agents.agentflow import AgentFlowLoop
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
-from midstream.agents.rendering import result_writer
-from midstream.components.component import Component, Context, Sandbox
-from midstream.components.kinds import config_class, registered
+from midstream.components.component import Component, Context, Sandbox, Wrappers, wrapper_config
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
-from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
-from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, wrappers_of
+from midstream.recipe.check import draw, in_process, resolve, set_reward, wrappers_of
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
-from midstream.recipe.tool_tables import ToolTables
 from midstream.rewards.own import FunctionReward
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.runs.segments import evaluation_name, result_name
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
+from midstream.tools.function import Renamed
+from midstream.tools.recording import Recording, RecordingOrigin
 from midstream.training.protocols import TrainableWorld
 
 if TYPE_CHECKING:
     from midstream.gateway.server import Gateway
-
-_INPUTS = ("cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
 
 @dataclass
@@ -83,20 +77,21 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     continuous: bool = False
     kept: Path | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
-    _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
-    first_task: Task | None = None  # of those that are scored
-    _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
-    opened: list[Any] = field(default_factory=list)  # to be closed
+    # As agents ask them: counted, and each request at once.
+    _asked: dict[str, Engine] = field(default_factory=dict)
+    # By their tables, so that equal ones are one object.
+    _rewards: dict[str, Reward] = field(default_factory=dict)
+    _sources: dict[str, TaskSource] = field(default_factory=dict)
+    # Of those that are scored; `try_rewards` has one to try.
+    first_task: Task | None = None
+    # Closed with the build, the newest first.
+    opened: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.resolved = check(self.recipe)
-        for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
-            if (listed := getattr(component.config, "listed_price", None)) is not None:
-                self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")
+        self.resolved = resolve(self.recipe)
         executor = self.recipe.modules.get("executor")
-        self._program = executor.config.program if executor and isinstance(executor.config, ExecutorConfig) else None
-        self.writes_code = self._program is not None and executor.config.mode == "code"  # type: ignore[union-attr]
+        config = executor.config if executor else None
+        self._program = config.program if isinstance(config, ExecutorConfig) and config.mode == "code" else None
 
     @cached_property
     def gateway(self) -> Gateway:
@@ -119,7 +114,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def runs_code(self) -> bool:
         """Whether anything in this run runs in the sandbox; a replayed tool does not."""
         tools = () if self.replay else self.recipe.tools.values()
-        return self.writes_code or any(tool.config.sandboxed for tool in tools)
+        return self._program is not None or any(tool.config.sandboxed for tool in tools)
 
     @property
     def sandbox_line(self) -> str:
@@ -182,8 +177,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
         With `continuous`, one in this process answers each request as it comes.
         """
-        if name not in self.recipe.engines:
-            raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
         continuous = continuous or self.continuous or self.recipe.continuous
         if component.type == "reference" and component.engine is not None and continuous:
@@ -215,20 +208,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         return self._asked[name]
 
     def engine_of(self, component: Component) -> Engine | None:
-        """The engine that a component's table names. Raises `RecipeError` for a tool with one that is trained."""
-        name, recipe = component.engine, self.recipe
-        if name is None:
-            return None
-        # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        at_once = recipe.continuous and recipe.training is None
-        inside = in_process(recipe, name) and recipe.engines[name].type != "reference" and not at_once
-        if inside and component.kind == "tool":
-            raise RecipeError(
-                f"tool engine {name!r} samples in process, from the weights that are trained",
-                code="engine-in-process",
-                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
-            )
-        return self.engine(name, counted=component.kind != "engine")
+        """The engine that a component's table names."""
+        return self.engine(component.engine, counted=component.kind != "engine") if component.engine else None
 
     @cached_property
     def policy(self) -> Policy:
@@ -253,14 +234,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             temperature: replaces the temperature of planner or policy.
             chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
-        trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
+        trained, components = self.recipe.trained, self.recipe.modules
         config: Any = components[trained].config
         stand_in = planner if isinstance(planner, Component) and planner.kind == "engine" else None
-        if stand_in is not None:
-            planner = None
-        elif isinstance(planner, Component):
-            components[trained], planner = planner, None
-        if planner is not None:
+        if isinstance(planner, Component) and stand_in is None:
+            components[trained] = planner
+        elif planner is not None and stand_in is None:
             components.pop(trained)
         elif temperature is not None and hasattr(config, "sampling"):
             sampling = {**config.sampling.model_dump(), "temperature": temperature}
@@ -292,19 +271,18 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             template = load_template(table.template)
             agent = InterleavedLoop(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
-            agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
+            agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self._program else None)
         if self.recipe.agent.filter is not None:
             from midstream.lessons.feedback import FilteredAgent
 
             agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
-        if self.budget is not None and not replaced:
+        if self.budget is not None and planner is None:
             agent = BudgetedAgent(agent, self.budget)
-        if self.recipe.evaluation.strategy is not None:  # each of its agent runs is a rollout of the budget
-            kept = None
-            if self.kept is not None and chosen is not None:
-                name = result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
-                kept = self.kept / f"{evaluation_name(name)}.jsonl"
+        if self.recipe.evaluation.strategy is not None:
+            # After the budget: each of its agent runs is a rollout.
+            name = chosen and result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
+            kept = self.kept / f"{evaluation_name(name)}.jsonl" if self.kept is not None and name else None
             strategy = parse_strategy(self.recipe.evaluation.strategy)
             agent = strategy.wrap(agent, max_attempts=self.recipe.rollout.max_attempts, kept=kept)
             self.opened.append(agent)
@@ -332,9 +310,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 closing.push_async_callback(self.opened.pop(0).close)
 
     def __exit__(self, *exception: object) -> None:
-        if in_event_loop():
-            what, fix = "`with Build(...)` in a running event loop", "use `async with Build(...)`"
-            raise UsageError(what, code="event-loop-running", fix=fix)
         asyncio.run(self.close())
 
     async def __aexit__(self, *exception: object) -> None:
@@ -388,33 +363,6 @@ def prompt_notes(recipe: Recipe) -> list[str]:
     return notes
 
 
-def check_machine(build: Build) -> None:
-    """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
-
-    Functions are imported and a recording is opened; nothing else is built. Raises `MidstreamError`.
-    """
-    recipe = build.recipe
-    if build.replay:  # its answers stand in for all tools
-        recipe = recipe.model_copy(update={"tools": {}})
-        assert build.tools is not None
-    if not isinstance(recipe.agent, OwnAgentConfig):
-        result_writer(recipe.agent.observation_format)
-    _check_machine(recipe, "")
-
-
-def _check_machine(value: object, where: str) -> None:
-    if isinstance(value, Component):
-        value = value.config
-        with name_place(where):
-            value.check_machine(where)
-    if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
-        raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
-    if isinstance(value, BaseModel):
-        value = dict(value)
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
-        _check_machine(inner, f"{where}.{key}".lstrip("."))
-
-
 def tier_of(build: Build) -> str:
     """The tier of the sandbox in which a build's code runs, or ran when it was recorded; "" if no code runs."""
     return build.sandbox.tier if build.runs_code else build.tool_tables.recorded_tier
@@ -439,14 +387,11 @@ class Policy:
         recipe = self.build.recipe
         module = recipe.modules[recipe.trained]
         if module.engine is None:
-            types = registered(recipe.trained)
-            asking = [f'"{name}"' for name in types if config_class(recipe.trained, name).asks != "never"]
-            program = module.config.asks == "never"
+            what = "it is a program" if module.config.asks == "never" else "it names no engine"
             raise UnsupportedError(
-                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: "
-                + ("it is a program" if program else "it names no engine"),
+                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: {what}",
                 code="not-trainable",
-                fix=f"choose type = {' or '.join(asking)} and give it an engine" if program else "give it an engine",
+                fix=f"give it an engine, and a type that asks one: midstream list {recipe.trained}",
             )
         return self.build.engine(module.engine, counted=False)
 
@@ -475,3 +420,99 @@ class Policy:
                 directory=self.build.adapters.absolute(),
             )
         )
+
+
+class ToolTables:
+    """The tools of a build, from the tables `tools` and `wrappers` of its recipe."""
+
+    def __init__(self, build: Build) -> None:
+        self._build, self._recipe = build, build.recipe
+
+    @cached_property
+    def tools(self) -> list[Tool]:
+        """The tools, in the recipe's order. Raises `RecipeError` for an equal name."""
+        return [tool for tool, _ in self._built.values()]
+
+    @cached_property
+    def _built(self) -> dict[str, tuple[Tool, str]]:
+        """The tools by name, in the recipe's order, each with the name of its table."""
+        recipe = self._recipe
+        only_trains = recipe.training is not None and recipe.warm_start is None and recipe.evaluation.at == "none"
+        built: dict[str, tuple[Tool, str]] = {}
+        for table, component in recipe.tools.items():
+            context, config = Context(self._build, component, table), component.config
+            wrappers = recipe.wrappers.get(table, {}).values()
+            configs = [wrapper_config(wrapper) for wrapper in wrappers]
+            replaced = any(each.replaces and (only_trains or each.everywhere) for each in configs)
+            if replaced and hasattr(config, "api_key_env"):
+                config = config.model_copy(update={"api_key_env": ""})  # nothing asks the tool itself
+            tools = self.recorded(self._origin(context), partial(config.build, context))
+            for wrapper in wrappers:
+                tools = wrapper_config(wrapper).wrap(tools, Context(self._build, wrapper, table))
+            if component.alias and len(tools) == 1:
+                tools = [Renamed(tools[0], component.alias)]
+            elif component.alias:
+                raise RecipeError(
+                    f"tools.{table}.alias = {component.alias!r} with {len(tools)} tools",
+                    code="name-clash",
+                    fix="remove it; an MCP server's tools get other names with `prefix`",
+                )
+            for tool in tools:
+                if tool.name in built:
+                    raise RecipeError(
+                        f"tools.{table} and tools.{built[tool.name][1]} both have a tool called {tool.name!r}",
+                        code="name-clash",
+                        fix="remove one of them; a server's tools get other names with `prefix`",
+                    )
+                built[tool.name] = (tool, table)
+        return built
+
+    def wrapped(self, wrappers: Wrappers) -> list[Tool]:
+        """The tools of an evaluation set, or of a warm start, in whose every run these wrap them."""
+        found: list[Tool] = []
+        for tool, table in self._built.values():
+            tools: Sequence[Tool] = [tool]
+            for wrapper in wrappers.get(table, {}).values():
+                config = wrapper_config(wrapper).model_copy(update={"everywhere": True})
+                tools = config.wrap(tools, Context(self._build, wrapper, table))
+            found += tools
+        return found
+
+    @property
+    def recorded_tier(self) -> str:
+        """The tier of the sandbox in which recorded code ran, "" if none did."""
+        if self._recording is None:
+            return ""
+        contexts = (Context(self._build, component, name) for name, component in self._recipe.tools.items())
+        return next(filter(None, (self._recording.sandbox(self._origin(context)) for context in contexts)), "")
+
+    @cached_property
+    def _recording(self) -> Recording | None:
+        """The recording that tools are recorded in or replayed from, if any."""
+        directory = self._build.record or self._build.replay
+        if directory is None:
+            return None
+        opened = Recording(directory, write=self._build.record is not None)
+        self._build.opened.append(opened)
+        return opened
+
+    def recorded(self, origin: RecordingOrigin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
+        """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
+        # First: an unusable recording must be refused before a server starts.
+        recorded = self._recording
+        if recorded is not None and self._build.replay:
+            return recorded.replay(origin)
+        made = build()
+        tools = made if isinstance(made, list) else [made]  # a server has several
+        self._build.opened += tools
+        return tools if recorded is None else recorded.record(tools, origin)
+
+    def _origin(self, context: Context) -> RecordingOrigin:
+        """Everything in the recipe that affects the answers of a table's tools."""
+        component, settings = context.component, context.component.table()
+        if component.engine is not None:
+            settings["engine"] = context.engine_identity
+        if component.config.needs_world:
+            settings["tasks"] = self._recipe.tasks.table()
+        runs_code = component.config.sandboxed and not self._build.replay
+        return RecordingOrigin(table=context.name, settings=settings, sandbox=context.sandbox.tier if runs_code else "")

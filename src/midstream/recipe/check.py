@@ -1,4 +1,4 @@
-"""Check a whole recipe: whether its components fit each other. Nothing is built.
+"""Resolve a whole recipe: check that its components fit each other, and write every default. Nothing is built.
 
 Parsing (`schema.py`) has validated each component's settings, and a component checks how it fits its recipe
 (`ComponentConfig.check_recipe`); here is what concerns several. `build.py` and `sessions.py` check what only built
@@ -20,15 +20,15 @@ from midstream.core.source import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation.settings import SetConfig
-from midstream.lessons.settings import ROLES, LessonsConfig
+from midstream.lessons.settings import ROLES
 from midstream.recipe.lessons import check_shown, lessons_of, pinned
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 
 
-def check(recipe: Recipe) -> Table:
-    """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
+def resolve(recipe: Recipe) -> Table:
+    """Return the resolved recipe: its table with every default, and lessons with their current version.
 
-    Returns the resolved recipe: its table with every default, and lessons with their current version.
+    Raises `RecipeError` if its components do not fit each other.
     """
     _check_engines(recipe)
     _check_dialogues(recipe)
@@ -37,35 +37,51 @@ def check(recipe: Recipe) -> Table:
         component.config.check_recipe(where, recipe)
     _check_imitated(recipe)
     if recipe.training is not None:
-        _check_training(recipe)
+        _check_trained_engine(recipe, recipe.training.weights)
         recipe.learner.check_recipe("learner", recipe)
+    if recipe.lessons is not None and recipe.training is not None:
+        raise RecipeError(
+            "the recipe has both [training] and [lessons]",
+            code="setting-conflict",
+            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
+        )
+    if recipe.lessons is not None and recipe.agent.lessons is not None:
+        raise RecipeError(
+            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons], which shows the lesson set that it learns",
+            code="setting-conflict",
+            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
+        )
     if recipe.lessons is not None:
-        _check_lessons(recipe, recipe.lessons)
-    _check_world(recipe)
-    return _resolved(recipe)
+        check_shown(recipe.agent, recipe.lessons.modules, "lessons.modules")
+    # What is made from a world's facts or names needs tasks of a world.
+    tasks = tasks_config(recipe.tasks)
+    searched = [f"tools.{name}" for name, tool in recipe.tools.items() if tool.config.needs_world]
+    learned = [f"engines.{name}" for name, engine in recipe.engines.items() if engine.config.needs_world]
+    learned += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
+    if needed := (searched if not tasks.world else []) + (learned if not tasks.teacher else []):
+        raise no_world(recipe, needed[0])
+    return _with_defaults(recipe)
 
 
-def _resolved(recipe: Recipe) -> Table:
+def _with_defaults(recipe: Recipe) -> Table:
     """The table with every default. Files that may change or be named relatively are pinned."""
     resolved = recipe.table()
-    for table in resolved["engines"].values():
-        table.pop("listed_price", None)  # no setting: a run is the same one whatever a list says by now
     evaluation, agent = resolved["evaluation"], recipe.agent
     for chosen, table in zip(
         (*recipe.evaluation.sets, recipe.evaluation.validation),
         (*evaluation["sets"], evaluation["validation"]),
         strict=True,
     ):
-        if chosen.tasks is not None:  # write its reward explicitly, at its place among the keys
-            whole = {**table, "reward": set_reward(recipe, chosen).table()}
-            table.clear()
-            table.update({key: whole[key] for key in SetConfig.model_fields if key in whole})
+        if chosen.tasks is not None:
+            # A set with its own tasks has its own reward, which is written explicitly.
+            table["reward"] = set_reward(recipe, chosen).table()
     imitated = teacher(recipe)
     if recipe.warm_start is not None and recipe.warm_start.file is None and imitated is not None:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
     if agent.lessons is not None:
         resolved["agent"]["lessons"] = place = pinned(agent.lessons)
-        lessons_of(agent, place)  # raises if a module shows none
+        # Raises if a module shows none.
+        lessons_of(agent, place)
     if agent.filter is not None:
         from midstream.lessons.feedback import read_votes
 
@@ -229,26 +245,30 @@ def _check_engines(recipe: Recipe) -> None:
                 fix="name another engine, whose weights midstream holds: of type tiny, tiny_text or transformers_local",
             )
     # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
+    outside = ("tasks", "reward", "tool", "role")
     named = [
-        (f"{where}.engine", component.engine, component.kind in ("tasks", "reward"))
+        (f"{where}.engine", component.engine, component.kind)
         for where, component in _components(recipe)
         if component.kind != "engine" and (component.config.asks == "always" or component.engine is not None)
     ]
-    named += [(f"serve.models.{name}.engine", model.engine, False) for name, model in recipe.serve.models.items()]
+    named += [(f"serve.models.{name}.engine", model.engine, "agent") for name, model in recipe.serve.models.items()]
     if recipe.training is not None and recipe.training.weights is not None:
-        named.append(("training.weights", recipe.training.weights, False))
+        named.append(("training.weights", recipe.training.weights, "agent"))
     for role in ("reflector", *ROLES) if recipe.lessons is not None else ():
         if (config := getattr(recipe.lessons, role)) is not None:
-            named.append((f"lessons.{role}.engine", config.engine, True))
-    for where, engine, outside in named:
-        if engine not in recipe.engines:
+            named.append((f"lessons.{role}.engine", config.engine, "role"))
+    for where, engine, kind in named:
+        if engine is None or engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
-        if outside and in_process(recipe, engine) and not (recipe.continuous and recipe.training is None):
+        answers_at_once = recipe.continuous and recipe.training is None
+        # A tool may ask the reference of trained weights, which stays as it is.
+        frozen = kind == "tool" and recipe.engines[engine].type == "reference"
+        if kind in outside and in_process(recipe, engine) and not answers_at_once and not frozen:
+            other = f', or [engines.frozen] type = "reference", engine = "{engine}"' if kind == "tool" else ""
             raise RecipeError(
-                f"{where} = {engine!r} samples in process",
+                f"{where} = {engine!r} samples in process: it answers only when every live trajectory waits for it",
                 code="engine-in-process",
-                cause="it answers only when every live trajectory waits for it, and this request comes from outside",
-                fix="name an engine of type openai_compatible there",
+                fix=f"name an engine of type openai_compatible there{other}",
             )
     limit = recipe.budget.cost_usd if recipe.budget else None
     for name, component in recipe.engines.items() if limit is not None else ():
@@ -258,9 +278,8 @@ def _check_engines(recipe: Recipe) -> None:
             raise RecipeError(
                 f"budget.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
-                fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
-                f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '
-                f"or limit tokens or rollouts instead",
+                fix=f"set engines.{name}.price_prompt_usd and price_completion_usd (0 for a function that costs "
+                "nothing), or limit tokens or rollouts instead",
             )
 
 
@@ -302,47 +321,23 @@ def _check_template(recipe: Recipe) -> None:
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
         if tool not in names and not recipe.tool_servers:
-            meant = f'name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}'
-            alone = "use recipe direct (the model alone) in place of --tools none"
             raise RecipeError(
-                f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
-                f"{', '.join(names) or 'none'}",
+                f"agent.template = {agent.template!r} calls the tool {tool!r}, not one of {', '.join(names) or 'none'}",
                 code="unknown-tool",
-                fix=f"add [tools.{tool}], or {meant if names else alone}",
+                fix=f'add [tools.{tool}], or name the one that is meant: agent.tools = {{ {mark} = "NAME" }}; '
+                "the model alone is recipe direct",
             )
 
 
-def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
-    if recipe.training is not None:
-        raise RecipeError(
-            "the recipe has both [training] and [lessons]",
-            code="setting-conflict",
-            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
-        )
-    if recipe.agent.lessons is not None:
-        raise RecipeError(
-            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons], which shows the lesson set that it learns",
-            code="setting-conflict",
-            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
-        )
-    check_shown(recipe.agent, config.modules, "lessons.modules")
-
-
-def _check_training(recipe: Recipe) -> None:
-    training = recipe.training
-    assert training is not None
+def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
+    """The trained engine is the policy's only, and one that the learner can reach."""
     asked = recipe.modules[recipe.trained].engine
     # Only the policy's weights may change: nothing else may ask an engine that training changes.
     others = {f"agent.{name}": component for name, component in recipe.modules.items() if name != recipe.trained}
-    # A tool with an engine in process is refused when it is built, in other words.
-    others |= {
-        f"tools.{name}": component
-        for name, component in recipe.tools.items()
-        if component.engine is not None and not in_process(recipe, component.engine)
-    }
+    others |= {f"tools.{name}": component for name, component in recipe.tools.items()}
     others |= {where: component for where, component, _ in reward_components(recipe)}
     for where, component in others.items():
-        if component.engine is not None and component.engine in (asked, training.weights):
+        if component.engine is not None and component.engine in (asked, weights):
             raise RecipeError(
                 f"{where}.engine = {component.engine!r} would be trained together with the planner",
                 code="setting-conflict",
@@ -354,7 +349,6 @@ def _check_training(recipe: Recipe) -> None:
         raise RecipeError(
             f"learner.type = {learner.type!r} with the trained engine {name!r} of type {engine.type!r}",
             code="setting-conflict",
-            cause="a server that trains samples from the weights that it trains; nothing else can reach them",
             fix="set both types to that of the server, as midstream train RECIPE --engine NAME does, or neither",
         )
 
@@ -371,7 +365,8 @@ def _check_imitated(recipe: Recipe) -> None:
     """Transcripts are learned with their prompts, so these must be the prompts of the trained policy."""
     kind, learner, agent = recipe.trained, recipe.modules[recipe.trained], recipe.agent
     if learner.config.asks == "never":
-        return  # a program; `sessions.py` refuses to train it
+        # A program; `sessions.py` refuses to train it.
+        return
     for where, imitated in _imitated(recipe).items():
         if imitated is not None and isinstance(agent, InterleavedConfig):
             imitated.config.check_template(load_template(agent.template))
@@ -383,16 +378,6 @@ def _check_imitated(recipe: Recipe) -> None:
                 code="setting-conflict",
                 fix=f"set training.supervised.planner to a table of type {' or '.join(fit)}",
             )
-
-
-def _check_world(recipe: Recipe) -> None:
-    """Components made from a world's facts or names need tasks of a world."""
-    tasks = tasks_config(recipe.tasks)
-    searched = [f"tools.{name}" for name, tool in recipe.tools.items() if tool.config.needs_world]
-    learned = [f"engines.{name}" for name, engine in recipe.engines.items() if engine.config.needs_world]
-    learned += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
-    if needed := (searched if not tasks.world else []) + (learned if not tasks.teacher else []):
-        raise no_world(recipe, needed[0])
 
 
 def no_world(recipe: Recipe, user: str) -> RecipeError:

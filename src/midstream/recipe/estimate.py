@@ -161,9 +161,9 @@ def set_size(build: Build, chosen: SetConfig) -> int | None:
     if (tasks := set_tasks(build, chosen)) is not None:
         return len(tasks)
     source = build.tasks(chosen.tasks or build.recipe.tasks)
-    if chosen.count is not None or chosen.per_family is not None:
-        return chosen.count
-    return source.benchmark.sizes.get(chosen.split) if isinstance(source, BenchmarkTasks) else None
+    if isinstance(source, BenchmarkTasks) and chosen.count is None and chosen.per_family is None:
+        return source.benchmark.sizes.get(chosen.split)
+    return chosen.count
 
 
 def on_hub(source: TaskSource) -> bool:
@@ -187,10 +187,9 @@ def requests_of(recipe: Recipe, batch: Batch) -> Requested:
     for name, module in {**recipe.modules, recipe.trained: batch.planner}.items():
         if module is not None and module.engine is not None:
             found[name, module.engine] += often.get(name, runs)
-    # A turn calls one tool; an executor's program calls it several times.
-    executor = recipe.modules.get("executor")
-    calls = 1
+    executor, calls = recipe.modules.get("executor"), 1
     if executor is not None and isinstance(executor.config, ExecutorConfig) and executor.config.mode == "code":
+        # A turn calls one tool; an executor's program calls it several times.
         calls = executor.config.program.max_tool_calls
     for engine in dict.fromkeys(tool.engine for tool in recipe.tools.values() if tool.engine is not None):
         found["tools", engine] += calls * turns

@@ -24,7 +24,8 @@ from midstream.core.errors import RecipeError, did_you_mean, shown
 from midstream.core.secrets import refuse_secrets
 from midstream.core.text_file import parse_toml, read_toml
 
-_MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
+# Of recipes that extend each other, and of a key of `--set`.
+_MAX_DEPTH = 32
 _FORM = "it is not of the form a.b=value"
 
 
@@ -57,17 +58,13 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     path = directory / file
     if file != name and not (extended_by and os.path.isfile(path)):
         path = shipped_recipes().get(name, Path(__file__).parent / file)
-    if not os.path.exists(path) and name.endswith(".py"):
-        what, fix = f"{name} names no function", f"name the agent in it, e.g. {name}:solve"
-        raise RecipeError(what, code="unknown-recipe", fix=fix)
     if not os.path.exists(path):
         known = shipped_recipes()
-        raise RecipeError(
-            f"recipe {shown(name)} was not found",
-            code="unknown-recipe",
-            cause=f"{extended_by} extends it, and {directory} has no {file}" if extended_by else "",
-            fix=f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}; {IN_A_PACKAGE}",
-        )
+        by = f"; {extended_by} extends it, and {directory} has no {file}" if extended_by else ""
+        fix = f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}; {IN_A_PACKAGE}"
+        if name.endswith(".py"):
+            fix = f"name the agent in it, e.g. {name}:solve"
+        raise RecipeError(f"recipe {shown(name)} was not found{by}", code="unknown-recipe", fix=fix)
     return path.resolve()
 
 
@@ -80,7 +77,8 @@ def read_table(name: str) -> Table:
     tables: dict[Path, Table] = {}
     while True:
         table = read_toml(path)
-        refuse_secrets(table)  # before anything can quote its values
+        # Before anything can quote its values.
+        refuse_secrets(table)
         tables[path] = table = anchored(table, path.parent)
         base = table.pop("extends", None)
         if base is None:
@@ -111,7 +109,8 @@ def parse_override(override: str) -> tuple[str, object]:
     problem, values = "" if sign else _FORM, {}
     try:
         values = parse_toml(f"value = {text}")
-    except TOMLDecodeError:  # bare words
+    except TOMLDecodeError:
+        # Bare words.
         values = {"value": text} if text.isprintable() else {}
     except ValueError as failure:
         problem = str(failure)

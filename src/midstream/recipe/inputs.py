@@ -16,7 +16,7 @@ from midstream.core.errors import RunError
 from midstream.core.text_file import parse_toml
 from midstream.evaluation.session import has_results
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import EvaluationInfo, RunDirectory
@@ -58,8 +58,11 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
 
     Raises `RunError` if none does, but a component of your own has changed.
     """
-    settings = check(recipe)
-    both = own.portable(check(run_recipe(began))), own.portable(settings)
+    settings = resolve(recipe)
+    both = own.portable(resolve(run_recipe(began))), own.portable(settings)
+    for engine in (engine for table in both for engine in table["engines"].values()):
+        # No setting: a run is the same one whatever a list of prices says by now.
+        engine.pop("listed_price", None)
     old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
     if old != new:
         return differing_settings(old, new) or ["..."]
@@ -117,11 +120,8 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool =
     """
     now, began = tuple(own.used(resolved)), run.info().own
     # By place: a run that was moved names its copies by another path.
-    changed = {
-        part.reference
-        for part, other in zip_longest(now, began)
-        if part is not None and (other is None or part.digest != other.digest)
-    }
+    pairs = ((part, other) for part, other in zip_longest(now, began) if part is not None)
+    changed = {part.reference for part, other in pairs if other is None or part.digest != other.digest}
     if changed and run.info().evaluation and not has_results(run):
         rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
         if changed <= set(own.references(rewards)):

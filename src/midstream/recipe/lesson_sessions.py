@@ -49,7 +49,8 @@ def draw_lesson_tasks(build: Build, config: LessonsConfig, sets: Sequence[SetCon
     """The tasks to learn from and those of the gate, with all checked that needs no model, the `sets` too."""
     recipe = build.recipe
     require_sandbox(build)
-    Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
+    # Reads the roles' prompt files.
+    Reflector(config, {}, Ledger(), recipe.seed)
     _, validation_set = validation_settings(recipe)
     with name_place("lessons.gate.tasks"):
         validation = build.set_tasks(validation_set) if config.gate.enabled else []

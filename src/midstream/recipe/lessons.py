@@ -71,7 +71,8 @@ def shows_lessons(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modul
     config = getattr(agent, module).config
     if isinstance(agent, InterleavedConfig):
         return config.asks != "never" and load_template(agent.template).shows_lessons
-    return getattr(config.build(None), "shows_lessons", False)  # an agent's modules use no context
+    # An agent's modules use no context.
+    return getattr(config.build(None), "shows_lessons", False)
 
 
 def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules: Iterable[str], where: str) -> None:

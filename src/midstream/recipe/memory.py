@@ -20,11 +20,16 @@ from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.training.settings import LOGITS, LearnerConfig
 
 GIB = 2**30
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-PROMPT_TOKENS = 1000  # allowance: a prompted planner's instructions and five tools, before any memory
-SLACK = 2  # a subtree that forks early may hold this many times `learner.chunk_tokens` (`prefix_tree/stages.py`)
-_PROCESS_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
-_LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
+# Bytes of a number.
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Allowance: a prompted planner's instructions and five tools, before any memory.
+PROMPT_TOKENS = 1000
+# A subtree that forks early may hold this many times `learner.chunk_tokens` (`prefix_tree/stages.py`).
+SLACK = 2
+# Allowance: what a process takes of a card before it does anything.
+_PROCESS_BYTES = GIB // 2
+# At the peak of an update: three float32 tensors of logits.
+_LOGIT_BYTES = 12
 _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
 
@@ -172,13 +177,37 @@ def longest_reply(recipe: Recipe, users: Sequence[Component]) -> int:
 def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
     """The memory of every model in this process, and whether it fits a card that the recipe's name promises."""
     trained = recipe.trained_engine if recipe.training and training else None
-    lines: list[str] = []
+    card, lines = promised_bytes(recipe.name), list[str]()
     for name, engine in recipe.engines.items():
         users = [module for module in recipe.modules.values() if module.engine == name]
-        if name == trained and recipe.learner.elsewhere:
+        learner, config = recipe.learner if name == trained else None, engine.config
+        if (learner and learner.elsewhere) or not isinstance(config, LocalModelConfig) or not (users or learner):
             continue
-        if isinstance(engine.config, LocalModelConfig) and (users or name == trained):
-            lines += _engine_lines(recipe, name, engine.config, users, recipe.learner if name == trained else None)
+        title, shape = f"Memory of engine {name} ({config.model})", shape_of(config.model)
+        if shape is None or (learner and learner.lora and learner.lora.target != "all-linear"):
+            why = "this model's shape is not known" if shape is None else "learner.lora.target is not all-linear"
+            lines.append(f"{title}: unknown, because {why}.")
+            continue
+        held, passing = weights_bytes(shape, config.dtype, learner), dict[str, int]()
+        if learner is not None:
+            update = f"activations of an update of {learner.chunk_tokens:,} tokens"
+            passing[update] = update_bytes(shape, config.dtype, learner)
+        if users:
+            # With the shortest prompts.
+            row = PROMPT_TOKENS + longest_reply(recipe, users)
+            size = config.max_batch * row * shape.kv_bytes(WIDTHS[config.dtype])
+            passing[f"cache of sampling {config.max_batch} rows of {row:,} tokens"] = size
+        # An update and sampling follow one another.
+        taken = sum(held.values()) + max(passing.values())
+        lines.append(f"{title} on {config.device}, about (1 GB is 2^30 bytes):")
+        lines += [f"  {_gb(size)}  {what}" for what, size in {**held, **passing, "at the peak": taken}.items()]
+        if card is not None and config.device != "cpu":
+            left = card - taken - _PROCESS_BYTES
+            # Rounded down: a server that is promised too much fails at the first update, not at its start.
+            share, of = left * 100 // card / 100, f"{card // GIB} GB"
+            fits = f"  {_gb(left)}  of {of} left for a server: --gpu-memory-utilization {share:.2f} at most"
+            does_not = f"  WARNING: that does not fit a card of {of}; lower learner.chunk_tokens or max_tokens"
+            lines.append(fits if left >= 0 else does_not)
     return lines
 
 
@@ -186,41 +215,6 @@ def promised_bytes(name: str) -> int | None:
     """The card that a recipe's name promises: 24 GB in "agentflow-1.5b-24gb"."""
     found = _CARD.search(name.lower())
     return int(found[1]) * GIB if found else None
-
-
-def _engine_lines(
-    recipe: Recipe, name: str, config: LocalModelConfig, users: Sequence[Component], learner: LearnerConfig | None
-) -> list[str]:
-    title = f"Memory of engine {name} ({config.model})"
-    shape = shape_of(config.model)
-    if shape is None:
-        return [f"{title}: unknown, because this model's shape is not known."]
-    if learner and learner.lora and learner.lora.target != "all-linear":
-        return [f"{title}: unknown, because learner.lora.target is not all-linear."]
-    held, passing = weights_bytes(shape, config.dtype, learner), dict[str, int]()
-    if learner is not None:
-        passing[f"activations of an update of {learner.chunk_tokens:,} tokens"] = update_bytes(
-            shape, config.dtype, learner
-        )
-    if users:
-        row = PROMPT_TOKENS + longest_reply(recipe, users)  # with the shortest prompts
-        size = config.max_batch * row * shape.kv_bytes(WIDTHS[config.dtype])
-        passing[f"cache of sampling {config.max_batch} rows of {row:,} tokens"] = size
-    # An update and sampling follow one another.
-    taken = sum(held.values()) + max(passing.values())
-    lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
-    lines += [f"  {_gb(size)}  {what}" for what, size in {**held, **passing, "at the peak": taken}.items()]
-    card = promised_bytes(recipe.name)
-    if card is not None and config.device != "cpu":
-        taken += _PROCESS_BYTES
-        # Rounded down: a server that is promised too much fails at the first update, not at its start.
-        share, of = (card - taken) * 100 // card / 100, f"{card // GIB} GB"
-        lines.append(
-            f"  WARNING: that does not fit a card of {of}; lower learner.chunk_tokens or max_tokens"
-            if taken > card
-            else f"  {_gb(card - taken)}  of {of} left for a server: --gpu-memory-utilization {share:.2f} at most"
-        )
-    return lines
 
 
 def _gb(count: int) -> str:

@@ -7,21 +7,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
-
-from pydantic import ValidationError
 
 from midstream.components import own
 from midstream.components.component import Table
 from midstream.components.kinds import IN_A_PACKAGE, agent_type, config_class, modules_of, registered
-from midstream.components.tables import parse_component
+from midstream.components.tables import located, parse_component
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.secrets import refuse_secrets
 from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
-from midstream.recipe.check import check, is_dialogues
+from midstream.recipe.check import is_dialogues, resolve
 from midstream.recipe.files import merge, parse_override, read_table, with_settings
 from midstream.recipe.inputs import has_weights, run_table
 from midstream.recipe.memory import shape_of
@@ -31,6 +29,7 @@ from midstream.runs.budget import parse_limits
 
 if TYPE_CHECKING:
     from midstream.lessons.access import EditableLessons
+    from midstream.training.settings import LearnerConfig
 
 ChangesT = TypeVar("ChangesT")
 Source = str | RunDirectory | Table
@@ -103,15 +102,19 @@ def changes_in(kind: Callable[..., ChangesT], given: Mapping[str, object]) -> Ch
     return kind(**{name: given[name] for name in kind.__annotations__ if given.get(name) is not None})
 
 
-def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
-    """A recipe, or that of a run, with `changes`; its settings [training] or [lessons] stay."""
-    return _parsed(source, changes)
+def changed_recipe(source: Source | Recipe, **changes: Unpack[LearningChanges]) -> Recipe:
+    """A recipe, or that of a run, with `changes`; its settings [training] or [lessons] stay.
+
+    A parsed one without changes is returned as it is: a run parses its recipe once.
+    """
+    return source if isinstance(source, Recipe) and not changes else _changed(source, changes)
 
 
 def validation_recipe(place: EditableLessons, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
     """The agent that a lesson set is tested for: that of `recipe`, or of the lesson set's own run."""
     source = recipe or place.run
-    if source is None:  # a file holds lessons alone
+    if source is None:
+        # A file holds lessons, and no agent.
         raise UsageError(
             f"{place.path} names no agent that it should help",
             code="missing-option",
@@ -125,7 +128,7 @@ def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
 
     Nothing is scored, so the recipe's reward and evaluation sets, which may need packages and judges, are left out.
     """
-    recipe = _parsed(source, changes, streams=True, last=lambda table: _frozen_agent(table, source))
+    recipe = _changed(source, changes, streams=True, last=lambda table: _frozen_agent(table, source))
     if is_dialogues(recipe.tasks):
         return recipe
     reward = parse_component("reward", {"type": "exact_match"}, "reward")
@@ -147,7 +150,7 @@ def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> R
                 chosen["reward"] = table["reward"]
         return _frozen_agent(table, source)
 
-    recipe = _parsed(source, changes, last=evaluated)
+    recipe = _changed(source, changes, last=evaluated)
     evaluation = recipe.evaluation
     if _names_sets(changes) and "temperatures" not in evaluation.model_fields_set:
         module = recipe.modules[recipe.trained]
@@ -174,8 +177,8 @@ def _settings(changes: Mapping[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
-def _parsed(
-    source: Source,
+def _changed(
+    source: Source | Recipe,
     changes: Mapping[str, Any],
     *,
     streams: bool = False,
@@ -187,42 +190,36 @@ def _parsed(
     """
     if isinstance(source, RunDirectory):
         table = run_table(source)
-        table.pop("budget", None)  # its limits were the run's own
+        # Its limits were the run's own.
+        table.pop("budget", None)
+    elif isinstance(source, Recipe):
+        table = source.table()
     else:
         table = read_table(source) if isinstance(source, str) else deepcopy(source)
-    if (lessons := changes.get("lessons")) is not None:
-        table = merge(table, {"agent": {"lessons": lessons}})
     if (seed := changes.get("seed")) is not None:
         table["seed"] = seed
+    for section, key in (("agent", "lessons"), ("evaluation", "strategy")):
+        if (value := changes.get(key)) is not None:
+            table = merge(table, {section: {key: value}})
     server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
     from_run = bool(server) and isinstance(source, RunDirectory) and has_weights(source)
     engine = set_server(table, server, planner_from_run=from_run) if server else ""
-    if streams and isinstance(source, RunDirectory):
-        # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
-        for settings in table.get("engines", {}).values():
-            settings.pop("stream", None)
+    for settings in table.get("engines", {}).values() if streams and isinstance(source, RunDirectory) else ():
+        # A run's recipe holds every default, so nobody chose its `stream = false`.
+        settings.pop("stream", None)
     if (tasks := changes.get("tasks")) is not None:
         table = with_tasks(table, _own_tasks(tasks))
     if (reward := changes.get("reward")) is not None:
         table["reward"] = _reward_table(table, reward)
     if _names_sets(changes) and table.get("evaluation", {}).get("temperatures") != [OWN]:
-        table.get("evaluation", {}).pop("temperatures", None)  # they are for the recipe's sets
-    if (strategy := changes.get("strategy")) is not None:
-        table = merge(table, {"evaluation": {"strategy": strategy}})
+        # They are for the recipe's sets.
+        table.get("evaluation", {}).pop("temperatures", None)
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if (learner := changes.get("engine")) is not None:
-        chosen: Any = config_class("learner", learner)
-        table = chosen.chosen(table, learner)
+        learner = located("learner", learner, "learner")
+        table = cast("type[LearnerConfig]", config_class("learner", learner)).chosen(table, learner)
     table = with_settings(table, _settings(changes))
-    if engine and not _asks(table, engine):
-        check(parse_recipe(table))  # a misspelt type or engine is reported as such
-        fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
-        raise UsageError(
-            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
-            code="option-without-effect",
-            fix="leave it out: the whole agent comes from the run" if from_run else fix,
-        )
     for settings in table.get("engines", {}).values() if streams else ():
         if settings.get("type") == "openai_compatible":
             settings.setdefault("stream", True)
@@ -230,12 +227,19 @@ def _parsed(
     if names is not None:
         table["tools"] = chosen_tools(known, names)
         if not table["tools"] and agent_type(table.get("agent")) == "agentflow":
-            raise UsageError(
-                "--tools none with an agent of type 'agentflow'",
-                code="setting-conflict",
-                fix="use recipe direct: the model alone",
-            )
+            what, fix = "--tools none with an agent of type 'agentflow'", "use recipe direct: the model alone"
+            raise UsageError(what, code="setting-conflict", fix=fix)
     recipe = parse_recipe(last(table))
+    asking = (*recipe.modules.values(), *recipe.tools.values(), *recipe.serve.models.values())
+    if engine and all(user.engine != engine for user in asking):
+        # Another mistake, such as a misspelt engine, is reported as such.
+        resolve(recipe)
+        fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
+        raise UsageError(
+            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
+            code="option-without-effect",
+            fix="leave it out: the whole agent comes from the run" if from_run else fix,
+        )
     policy = recipe.engines.get(recipe.modules[recipe.trained].engine or "")
     if recipe.tools.keys() != known.keys() and policy is not None and policy.config.needs_world:
         raise UsageError(
@@ -244,18 +248,6 @@ def _parsed(
             fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
     return recipe
-
-
-def _asks(table: Table, engine: str) -> bool:
-    """Whether the agent or a tool of a table names an engine."""
-
-    def names(value: object) -> bool:
-        if not isinstance(value, Mapping):
-            return False
-        others = value.get("engines", {})
-        return value.get("engine") == engine or engine in others.values() or any(map(names, value.values()))
-
-    return any(names(table.get(key)) for key in ("agent", "tools", "serve"))
 
 
 def _frozen_agent(table: Table, source: Source) -> Table:
@@ -287,7 +279,12 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         file = {"file": os.path.abspath(path)} if sign else {}
         sets.append({"name": name, "tasks": {"type": "benchmark", "name": name, **file}})
     for path in changes.get("task_files", ()):
-        sets.append(_file_set(path, sets))
+        tasks = _own_tasks(path)
+        # The same file again keeps its name, which the check of the recipe refuses.
+        taken = {"validation", *(other["name"].casefold() for other in sets if other["tasks"] != tasks)}
+        # A set has the shortest part of its path that no other set has.
+        names = (own.name_of(path),) if "path" not in tasks else (Path(path).stem, Path(path).name, path)
+        sets.append({"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks})
     sets += map(dict, changes.get("sets", ()))
     settings["sets"] = sets = sets or settings.get("sets", [])
     for chosen in sets:
@@ -310,7 +307,8 @@ def with_tasks(table: Table, source: Table) -> Table:
     evaluation = dict(table.get("evaluation", {}))
     evaluation["sets"] = [drawn(chosen) for chosen in evaluation.get("sets", ())]
     validation = drawn(evaluation.get("validation", {"name": "validation"}))
-    if "tasks" not in validation:  # a recipe may take it from "train", for want of another split of its tasks
+    if "tasks" not in validation:
+        # A recipe may take it from "train", for want of another split of its tasks.
         validation["split"] = "validation"
     evaluation["validation"] = validation
     return {**table, "tasks": source, "evaluation": evaluation}
@@ -320,15 +318,6 @@ def _own_tasks(named: str) -> Table:
     """The task source of a file of questions, or of a function that returns them."""
     is_function = own.is_reference(named) and not os.path.exists(named)
     return {"type": named} if is_function else {"type": "file", "path": os.path.abspath(named)}
-
-
-def _file_set(path: str, others: Sequence[Table]) -> Table:
-    """The set of a file of questions or a task function, with the shortest part of its path that no other set has."""
-    tasks = _own_tasks(path)
-    # The same file again keeps its name, which the check of the recipe refuses.
-    taken = {"validation", *(other["name"].casefold() for other in others if other["tasks"] != tasks)}
-    names = (own.name_of(path),) if "path" not in tasks else (Path(path).stem, Path(path).name, path)
-    return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 
 def _reward_table(table: Table, reward: object) -> Table:
@@ -359,10 +348,12 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         raise UsageError(what, code="setting-conflict", fix=f"leave out --{other}, or name a model of the server")
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
-    name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
+    # The table need not be valid yet: overrides may add what it lacks.
+    name, agent = "model", table.get("agent", {})
     if planner_from_run:
         trained, *others = modules_of(agent_type(agent))
-        asked = agent.get(trained, agent).get("engine")  # an agent of your own is its one module
+        # An agent of your own is its one module.
+        asked = agent.get(trained, agent).get("engine")
         name = "model" if "model" not in (asked, (table.get("training") or {}).get("weights")) else "frozen"
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
@@ -372,7 +363,8 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
     refuse_secrets(server)
     engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
     kept = engines[name]
-    if "provider" in server:  # it has its own address and key
+    if "provider" in server:
+        # It has its own address and key.
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
     return name
@@ -413,20 +405,16 @@ def _set_local(table: Table, local: Table, name: str) -> str:
     first, *others = found or ["model"]
     old, learner = engines.get(first, {}), table.get("learner", {})
     engines[first] = {**(old if old.get("type") == local["type"] else {}), **local}
+    place, shape, cpu = Path(place_of(local["model"])), shape_of(local["model"]), Path("/proc/cpuinfo")
+    # A GGUF file has about one byte a weight. A smaller model gains nothing.
+    weights = shape.parameters if shape else place.stat().st_size if place.suffix == ".gguf" else 0
     narrow = not training or learner.get("lora")
-    if narrow and engines[first].get("device", "cpu") == "cpu" and _gains_from_bfloat16(local["model"]):
+    # Only a CPU that computes in bfloat16 is faster with it.
+    faster = cpu.is_file() and re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text())
+    if narrow and engines[first].get("device", "cpu") == "cpu" and weights > 50_000_000 and faster:
         engines[first].setdefault("dtype", "bfloat16")
     engines.update({other: {"type": "reference", "engine": first} for other in others})
     return first
-
-
-def _gains_from_bfloat16(model: str) -> bool:
-    """Whether a model has over 50 million weights, and this CPU computes in bfloat16."""
-    place, shape = Path(place_of(model)), shape_of(model)
-    # A GGUF file has about one byte a weight.
-    weights = shape.parameters if shape else place.stat().st_size if place.suffix == ".gguf" else 0
-    cpu = Path("/proc/cpuinfo")
-    return weights > 50_000_000 and cpu.is_file() and bool(re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()))
 
 
 def set_served(table: Table, provider: str) -> None:
@@ -498,13 +486,3 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             )
         chosen[called] = tool
     return chosen
-
-
-def needs_settings(name: str) -> str:
-    """The required settings of a type of tool as text; "" if its table may be empty."""
-    try:
-        config_class("tool", name)()
-    except ValidationError as error:
-        problems = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
-        return ", ".join(place or message.removeprefix("Value error, ") for place, message in problems)
-    return ""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
+from pydantic import Field, SerializeAsAny, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
@@ -29,10 +29,10 @@ from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.sources.finite import NoTasksConfig
-from midstream.training.own import own_learner
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
-_ANALYST: Kind = "analyst"  # an optional module of agentflow
+# An optional module of agentflow.
+_ANALYST: Kind = "analyst"
 # What `form = "compact"` has in place of prompted modules.
 _COMPACT: Table = {
     "planner": "json_line", "executor": "single_argument", "verifier": "result", "generator": "last_result"
@@ -141,13 +141,7 @@ class Recipe(Settings):
     description: str = ""
     seed: Seed = 0
     tasks: Component = Component(kind="tasks", type="none", config=NoTasksConfig())
-    agent: Annotated[
-        Annotated[AgentConfig, Tag("agentflow")]
-        | Annotated[InterleavedConfig, Tag("interleaved")]
-        | Annotated[DirectConfig, Tag("direct")]
-        | Annotated[OwnAgentConfig, Tag("own")],
-        Discriminator(lambda agent: kind if (kind := agent_type(agent)) in AGENTS else "own"),
-    ]
+    agent: SerializeAsAny[AgentConfig | InterleavedConfig | OwnAgentConfig]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]
     wrappers: Wrappers = {}
@@ -189,17 +183,11 @@ class Recipe(Settings):
 
         They do for another program, for several chains, and where a reflector asks one of them, too.
         """
-        if self.evaluation.strategy is not None:
-            return True
-        if self.lessons is not None:
-            configs = [self.engines.get(self.lessons.role(name).engine) for name in ROLES]
-            if any(
-                isinstance(part.config, EngineConfig) and part.config.in_process and not part.config.tiny
-                for part in configs
-                if part
-            ):
-                return True
-        return self.of_another_program and self.serve.batching == "continuous"
+        roles = [self.lessons.role(name).engine for name in ROLES] if self.lessons is not None else []
+        asked = [self.engines[name].config for name in roles if name in self.engines]
+        reflects = any(isinstance(config, EngineConfig) and config.in_process and not config.tiny for config in asked)
+        served = self.of_another_program and self.serve.batching == "continuous"
+        return self.evaluation.strategy is not None or reflects or served
 
     @property
     def tool_servers(self) -> list[str]:
@@ -245,26 +233,28 @@ class Recipe(Settings):
 
 
 def parse_recipe(table: Mapping[str, object]) -> Recipe:
-    """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = anchored(table, Path.cwd())
+    """Validate a recipe's table. A `RecipeError` names every wrong key of a component, of the agent or of the rest."""
+    parsed: Table = dict(anchored(table, Path.cwd()))
     agent = parsed.get("agent")
     kind = agent_type(agent)
     if kind == "agentflow" and isinstance(agent, Mapping) and agent.get("form") == "compact":
         parsed["agent"] = _compact(agent)
     if kind not in AGENTS:
-        parsed["agent"] = _own_agent(agent)
+        own: Table = dict(parsed["agent"])
+        others = {key: own.pop(key) for key in ("engines", "lessons", "filter") if key in own}
+        policy = parse_component("agent", own, "agent")
+        parsed["agent"] = {"type": policy.type, "policy": policy, **others}
         parsed.setdefault("tools", {})
     if isinstance(learner := parsed.get("learner"), Mapping):
         named = located("learner", learner.get("type", "local"), "learner")
         config = config_class("learner", named)
-        if not issubclass(config, LearnerConfig):
-            own_learner("learner", named, config)
         parsed["learner"] = validate(config, {**learner, "type": named}, "learner")
     lessons = parsed.get("lessons")
     if isinstance(lessons, Mapping):
         parsed["lessons"] = {"modules": modules_of(kind)[:1], **lessons}
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
-        parsed["training"] = {"turns": "merged", **training}  # what such a policy writes is one response
+        # What such a policy writes is one response.
+        parsed["training"] = {"turns": "merged", **training}
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),
@@ -283,7 +273,9 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     ]
     for path, component in places:
         parsed = _parse_at(parsed, path, component)
-    return validate(Recipe, parsed, "", {**AGENTS, "own": OwnAgentConfig})
+    if isinstance(parsed.get("agent"), Mapping):
+        parsed["agent"] = validate(AGENTS.get(kind, OwnAgentConfig), parsed["agent"], "agent")
+    return validate(Recipe, parsed, "")
 
 
 def _compact(agent: Mapping[str, object]) -> Table:
@@ -300,14 +292,6 @@ def _compact(agent: Mapping[str, object]) -> Table:
         modules[name] = module
     # None of these modules reads an analysis.
     return {**{key: value for key, value in agent.items() if key != _ANALYST}, **modules}
-
-
-def _own_agent(agent: Any) -> Table:
-    """The table of `OwnAgentConfig` from that of an agent of your own."""
-    table = dict(agent)
-    others = {key: table.pop(key) for key in ("engines", "lessons", "filter") if key in table}
-    policy = parse_component("agent", table, "agent")
-    return {"type": policy.type, "policy": policy, **others}
 
 
 def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:

@@ -34,11 +34,13 @@ from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Recipe
 
-START_S = 1800.0  # until a server answers: it may download its model
+# Until a server answers: it may download its model.
+START_S = 1800.0
 _POLL_S = 0.25
 _LAST_LINES = 15
 _MOST_LINE = 300
-_LAST_BYTES = 64 << 10  # a long run's log has gigabytes
+# A long run's log has gigabytes.
+_LAST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,16 +57,14 @@ class ServerCommand:
 
 def server_commands(recipe: Recipe) -> list[ServerCommand]:
     """The servers of the engines with `serve`, in their order; engines of one address share one."""
-    remote = [(name, engine.config) for name, engine in recipe.engines.items()
-              if isinstance(engine.config, OpenAIConfig)]  # fmt: skip
-    commands: dict[tuple[str, int], ServerCommand] = {}  # by address
-    for name, config in remote:
-        if config.serve is None:
-            continue
+    configs = {name: engine.config for name, engine in recipe.engines.items()}
+    remote = {name: config for name, config in configs.items() if isinstance(config, OpenAIConfig)}
+    commands: dict[tuple[str, int], ServerCommand] = {}
+    for name, config in remote.items():
         host, port = address = _address(config)
-        sharing = {other: part for other, part in remote if _address(part) == address}
-        if address in commands:
+        if config.serve is None or address in commands:
             continue
+        sharing = {other: part for other, part in remote.items() if _address(part) == address}
         environment = {}
         start = PROVIDERS[config.provider].start.format(model=shlex.quote(config.model), port=port)
         words = [*shlex.split(start), "--host", host]
@@ -73,7 +73,8 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
         if config.provider == "vllm" and any(part.token_ids for part in sharing.values()):
             words += ["--logprobs-mode", "processed_logprobs"]
         if config.provider == "vllm" and recipe.learner.lora and recipe.modules[recipe.trained].engine in sharing:
-            most = max(8, 1 << (recipe.learner.lora.rank - 1).bit_length())  # vLLM takes powers of two
+            # vLLM takes powers of two.
+            most = max(8, 1 << (recipe.learner.lora.rank - 1).bit_length())
             words += ["--enable-lora", "--max-lora-rank", str(most)]
             environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         for options in dict.fromkeys(part.serve for part in sharing.values() if part.serve):
@@ -130,7 +131,8 @@ def _server(command: ServerCommand, listener: Listener) -> Iterator[None]:
             stdout=output,
             stderr=output,
             env={**os.environ, **command.environment},
-            start_new_session=True,  # Ctrl-C is for the run, which then ends the server
+            # Ctrl-C is for the run, which then ends the server.
+            start_new_session=True,
         )
     ends = threading.Event()
     assert process.stdin is not None
@@ -157,7 +159,8 @@ def _server(command: ServerCommand, listener: Listener) -> Iterator[None]:
     finally:
         ends.set()
         whole = process.poll() is None
-        process.stdin.close()  # by which the supervisor ends
+        # By this the supervisor ends.
+        process.stdin.close()
         process.wait(3 * supervise.TERMINATE_S)
         if whole and not sys.exc_info()[0]:
             os.unlink(log)

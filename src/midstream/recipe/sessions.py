@@ -6,11 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstream.components.component import Stage
+from pydantic import BaseModel
+
+from midstream.agents.rendering import result_writer
+from midstream.components.component import Component
 from midstream.core.engine import Engine
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.events import Listener
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
@@ -20,11 +24,10 @@ from midstream.recipe.check import (
     in_process,
     no_world,
     reward_components,
-    tasks_config,
     teacher,
 )
 from midstream.recipe.estimate import on_hub
-from midstream.recipe.schema import Recipe
+from midstream.recipe.schema import OwnAgentConfig, Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
 from midstream.training.protocols import TrainableWorld
@@ -33,8 +36,10 @@ from midstream.training.settings import TrainingConfig
 if TYPE_CHECKING:
     from midstream.training.session import Parts
 
-_IDS_SHOWN = 3
-_TASKS_CHECKED = 1000  # of a file or benchmark to train on: about half a second
+# Settings that name what must be there.
+_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")
+# Of a file or benchmark to train on: about half a second.
+_TASKS_CHECKED = 1000
 
 
 def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
@@ -50,7 +55,8 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 
         return partial(LessonsSession, lessons_parts_of(build))
     parts = parts_of(build)
-    from midstream.training.session import TrainingSession  # needs torch, which `parts_of` has checked
+    # It needs torch, which `parts_of` has checked.
+    from midstream.training.session import TrainingSession
 
     return partial(TrainingSession, parts)
 
@@ -59,13 +65,12 @@ def parts_of(build: Build) -> Parts:
     """The parts of a training session. Raises `RecipeError` or `UnsupportedError` if the recipe cannot be trained."""
     from midstream.training.session import Parts
 
-    recipe, training = build.recipe, _check_training(build, build.recipe.evaluation.sets)
+    recipe, training = build.recipe, _draw_training_tasks(build, build.recipe.evaluation.sets)
     _check_trainable(recipe, build.policy.engine())
     learner = build.policy.learner
     return Parts(
         seed=recipe.seed,
         source=build.source,
-        stages=stages_of(build),
         set_tasks=build.set_tasks,
         student=build.policy.student(),
         learner=learner,
@@ -79,49 +84,61 @@ def parts_of(build: Build) -> Parts:
     )
 
 
-def stages_of(build: Build) -> tuple[Stage, ...]:
-    """The stages of a recipe's training tasks. Raises `RecipeError` for an unknown family."""
-    stages = tasks_config(build.recipe.tasks).stages
-    staged = [family for stage in stages for family in stage.families]
-    if not staged:  # the families of a benchmark would have to be downloaded
-        return ()
-    check_known("family", staged, build.source.families, "tasks.stages", "name families of the tasks in tasks.stages")
-    return stages
-
-
-def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
+def check_work(build: Build, work: Literal["train", "eval", "other"]) -> list[str]:
     """Check, for `--dry-run`, what a run checks before it begins, on all its tasks, without loading a model.
 
-    Nothing is downloaded: returns what would be. Raises `MidstreamError`.
+    The packages, programs, functions, files and recordings that it needs are on this machine: functions are imported,
+    and a recording is opened. Nothing is downloaded: returns what would be. Raises `MidstreamError`.
     """
-    recipe = build.recipe
+    recipe = needed = build.recipe
+    if build.replay:
+        # Its answers stand in for all tools.
+        needed = recipe.model_copy(update={"tools": {}})
+        assert build.tools is not None
+    if not isinstance(recipe.agent, OwnAgentConfig):
+        result_writer(recipe.agent.observation_format)
+    _check_machine(needed, "")
+    if work == "other":
+        return []
     away = [chosen for chosen in recipe.evaluation.sets if on_hub(build.tasks(chosen.tasks or recipe.tasks))]
     here, names = [chosen for chosen in recipe.evaluation.sets if chosen not in away], [chosen.name for chosen in away]
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
-        return names  # such a judge cannot be built without its model
-    if work == "train":
-        refuse_strategy(recipe)
+        # Such a judge cannot be built without its model.
+        return names
     if work == "eval":
         require_sets(recipe)
         for chosen in here:
             build.set_tasks(chosen)
-    elif on_hub(build.source):
+        return names
+    refuse_strategy(recipe)
+    if on_hub(build.source):
         return ["tasks", *names]
-    elif recipe.lessons is not None:
-        from midstream.lessons.access import read
+    if recipe.lessons is not None:
         from midstream.recipe.lesson_sessions import draw_lesson_tasks
 
         draw_lesson_tasks(build, recipe.lessons, here)
-        if recipe.lessons.start:
-            read(recipe.lessons.start)
-    else:
-        _check_training(build, here)
-        policy = recipe.modules[recipe.trained].engine
-        # An engine in this process would load its model.
-        _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
-        if not in_process(recipe, recipe.trained_engine):
-            build.policy.student()  # raises: the weights are a server's
+        return names
+    _draw_training_tasks(build, here)
+    policy = recipe.modules[recipe.trained].engine
+    # An engine in this process would load its model.
+    _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
+    if not in_process(recipe, recipe.trained_engine):
+        # Raises: the weights are a server's.
+        build.policy.student()
     return names
+
+
+def _check_machine(value: object, where: str) -> None:
+    if isinstance(value, Component):
+        value = value.config
+        with name_place(where):
+            value.check_machine(where)
+    if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
+        raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
+        _check_machine(inner, f"{where}.{key}".lstrip("."))
 
 
 def require_sets(recipe: Recipe) -> None:
@@ -144,34 +161,35 @@ def refuse_strategy(recipe: Recipe) -> None:
         )
 
 
-def _check_training(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
+def _draw_training_tasks(build: Build, sets: Sequence[SetConfig]) -> TrainingConfig:
     """Check what needs no model, and draw all tasks that the run will need, with those of the `sets`."""
     recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
     require_sandbox(build)
     if training is None:
-        raise RecipeError(
-            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [lessons] table",
-            code="not-trainable",
-            fix="add one, or use `midstream eval`",
-        )
+        what = f"recipe {recipe.name!r} trains nothing: it has no [training] and no [lessons] table"
+        raise RecipeError(what, code="not-trainable", fix="add one, or use `midstream eval`")
     check_warm_start(build)
-    stages = stages_of(build)
+    staged = [family for stage in training.stages for family in stage]
+    if staged:
+        # Only then: the families of a benchmark would have to be downloaded.
+        check_known("family", staged, build.source.families, "training.stages", "name families of the tasks")
     # Draw all tasks that the run will need, to find a source with too few now.
     counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
-        from midstream.training.transcripts import read_transcripts  # needs torch
+        # It needs torch.
+        from midstream.training.transcripts import read_transcripts
 
         deque(read_transcripts(warm.file), maxlen=0)
     if training.steps:
         if training.algorithm == "supervised":
             counts.append((training.supervised.at_once, None))
         else:
-            first = (
-                {family: float(family in stages[0].families) for family in build.source.families} if stages else None
-            )
+            begun = training.stages[0] if staged else ()
+            first = {family: float(family in begun) for family in build.source.families} if staged else None
             counts.append((training.tasks_per_step, first))
     tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
-    if isinstance(build.source, Finite):  # those of later steps too
+    if isinstance(build.source, Finite):
+        # Those of later steps, too.
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
     require_scored(build, recipe.reward, tasks)
     for chosen in (*sets, recipe.evaluation.validation):
@@ -218,12 +236,12 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
     config: Any = recipe.modules[recipe.trained].config
-    sampling = getattr(config, "sampling", None)  # one of your own may bring its own
+    # An agent of your own may bring its own.
+    sampling = getattr(config, "sampling", None)
     if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
         raise RecipeError(
-            f"agent.{recipe.trained}.sampling = {sampling!r} cannot be trained on",
+            f"agent.{recipe.trained}.sampling = {sampling!r} does not draw by the recorded log-probabilities",
             code="not-trainable",
-            cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
             fix="set temperature above 0 and top_p = 1",
         )
 
@@ -232,13 +250,11 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
     """Check that no two sets share a question, other than two that are only evaluated."""
     questions = {name: {same_question(task.question): task.id for task in tasks} for name, tasks in sets.items()}
     for (name, first), (other, second) in combinations(questions.items(), 2):
-        if name.startswith("the set") and other.startswith("the set"):
-            continue
-        if same := first.keys() & second.keys():
+        same = first.keys() & second.keys()
+        if same and not (name.startswith("the set") and other.startswith("the set")):
             ids = sorted(f"{first[question]} = {second[question]}" for question in same)
-            more = ", ..." if len(ids) > _IDS_SHOWN else ""
             raise RecipeError(
-                f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:_IDS_SHOWN])}{more}",
+                f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:3])}",
                 code="tasks-overlap",
                 fix="take them from different splits, or with other seeds or families",
             )

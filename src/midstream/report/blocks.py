@@ -1,8 +1,8 @@
 """What is shown of a run, as plain JSON values: text, facts, tables, charts, lessons, rollouts.
 
 Each kind of run is described once in these blocks. `draw.py` shows them in the terminal, the viewer in the browser. A
-page is `{"title", "lead", "sections": [{"key", "title", "blocks"}]}`. Every text in it is plain text; numbers are
-finite. Each function here returns one kind of block, with all fields that the kind has.
+page is `{"title", "lead", "sections": [{"key", "title", "blocks"}]}`. Every text in it is plain text. Each function
+here returns one kind of block, with all fields that the kind has.
 
 A tone says what a text means: "soft" (less important), "strong", "up" and "down" (a change for the better or worse),
 "bad" (an error), "warn", "name" (of a tool) and "put-in" (written by the environment, not by the policy).
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from midstream.core.text import visible
 from midstream.report.numbers import Point, buckets, gains, number, percent
 
 Block = dict[str, Any]
@@ -27,19 +28,21 @@ BAD = 7  # the color of errors
 
 
 def page(title: str, lead: str, sections: Iterable[Section]) -> Block:
-    """A whole page; sections without a block are left out, and so are numbers that are not finite."""
+    """A whole page, as a safe JSON value; sections without a block are left out."""
     kept = [(key, name, [block for block in blocks if block]) for key, name, blocks in sections]
     shown = [{"key": key, "title": name, "blocks": blocks} for key, name, blocks in kept if blocks]
-    return finite({"title": title, "lead": lead, "sections": shown})
+    return safe({"title": title, "lead": lead, "sections": shown})
 
 
-def finite(value: Any) -> Any:
-    """A JSON value with null for each number that JSON does not have."""
+def safe(value: Any) -> Any:
+    """A JSON value with control characters written out in its texts, and null for each number that JSON lacks."""
+    if isinstance(value, str):
+        return visible(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(entry) for key, entry in value.items()}
-    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {visible(str(key)): safe(entry) for key, entry in value.items()}
+    return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def text(words: str, tone: str = "") -> Block | None:
@@ -79,12 +82,6 @@ def table(
     return {"kind": "table", "caption": caption, "columns": columns, "rows": shown}
 
 
-def counts(caption: str, rows: Iterable[tuple[str, int, str]]) -> Block | None:
-    """A table of counts, each with its meaning; those that are 0 are left out."""
-    cells = [(name, f"{count:,}", {"text": note, "tone": "soft"}) for name, count, note in rows if count]
-    return table(f"{caption} What is not listed did not happen.", ("What", "Count", "Meaning"), cells, last=1)
-
-
 def cell(words: str, tone: str = "") -> Cell:
     """A cell with a tone."""
     return {"text": words, "tone": tone} if tone else words
@@ -120,18 +117,20 @@ def chart(
     title: str,
     note: str,
     lines: Sequence[Block],
-    summary: str = "",
     *,
     x: str = "step",
     as_percent: bool = True,
     stacked: bool = False,
     size: str = "",
 ) -> Block:
-    """Lines over steps; `note` is one clause on how to read them, `summary` says in words what they show."""
+    """Lines over steps, with a summary for people who do not see them; `note` is one clause on how to read them."""
     lines = [each for each in lines if each["points"]]
-    words = summary or "; ".join(
-        in_words(each["name"], each["points"], x=x, as_percent=as_percent) for each in lines if not each["faint"]
-    )
+
+    def at(point: Sequence[float]) -> str:
+        return f"{in_short(point[1], as_percent)} at {x} {point[0]:,.0f}"
+
+    drawn = (each for each in lines if not each["faint"])
+    words = "; ".join(f"{each['name']}: {at(each['points'][0])}, {at(each['points'][-1])}" for each in drawn)
     shown = {"title": title, "name": title, "note": note, "x": x, "percent": as_percent, "stacked": stacked}
     return {"kind": "chart", **shown, "size": size, "summary": words or f"{title}: no data", "lines": lines}
 
@@ -148,12 +147,6 @@ def curve(
     kept = buckets(points, LINE_POINTS)
     drawn = chart(title, note, [line(title, kept, color)], x=x, as_percent=as_percent, size="small")
     return {**drawn, "title": f"{title} {in_short(kept[-1][1], as_percent)}"} if kept else drawn
-
-
-def in_words(name: str, points: Sequence[Sequence[float]], *, x: str = "step", as_percent: bool = True) -> str:
-    """A line in words, for readers who do not see it."""
-    ends = [f"{in_short(y, as_percent)} at {x} {place:,.0f}" for place, y in (points[0], points[-1])]
-    return f"{name}: {', '.join(ends)}"
 
 
 def in_short(value: float, as_percent: bool) -> str:

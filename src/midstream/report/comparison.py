@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,6 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
@@ -79,8 +79,16 @@ class Comparison:
         notes = [f"not compared: {error.what}" + f" ({error.cause})" * bool(error.cause) for error in self.refused]
         for compared in self.runs:
             notes += _unfinished(compared, self.letters[compared.name])
+        a = self.letters[first.name]
         for other in others:
-            notes += _differences(self.letters, first, other)
+            b = self.letters[other.name]
+            for has, lacks, letter, other_letter in ((first, other, a, b), (other, first, b, a)):
+                alone = [" ".join(key) for key in has.results if key not in lacks.results]
+                notes += [f"{letter} has {', '.join(alone)}, {other_letter} has not"] if alone else []
+            for key, result in first.results.items():
+                if key in other.results and (ours := result.trials) != (theirs := other.results[key].trials):
+                    notes.append(f"{' '.join(key)}: {counted(ours, 'trial')} a task in {a}, {theirs} in {b}")
+            notes += _setting_notes(first, other, f"settings that differ ({a} | {b}):")
         return notes
 
     @property
@@ -100,11 +108,8 @@ class Comparison:
                 tool_share_table(letters, [paired for paired in several if paired.tools]),
             ]
         if len(self.runs) > 2:
-            words = (
-                f"With {len(self.runs) - 1} comparisons against {letters[self.runs[0].name]} each interval of success "
-                "is made wider (Bonferroni), so that all of them together hold in 95% of cases; those of tools are not."
-            )
-            effort.append(text(words))
+            words = "Intervals of success are wider (Bonferroni), so that all of them together hold in 95% of cases"
+            effort.append(text(f"{words}; those of tools are not."))
         return [
             ("compared", "Compared", [blocks.facts(named)]),
             ("results", "Results", results),
@@ -196,9 +201,8 @@ def compare(*runs: Comparable) -> Comparison:
     first, *others = opened
     for other in others:
         if not first.results.keys() & other.results.keys():
-            for error in (*first.refused, *other.refused):
-                raise error
-            raise _nothing_shared(f"{first.name} and {other.name}", [first, other])
+            nothing = _nothing_shared(f"{first.name} and {other.name}", [first, other])
+            raise [*first.refused, *other.refused, nothing][0]
     found: list[Paired] = []
     for key in first.results:
         sides = [
@@ -244,7 +248,7 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
     keys = [key for key in every[0].results if all(key in compared.results for compared in every)]
     if not keys:
         refused = [error for compared in every for error in compared.refused]
-        raise refused[0] if refused else _nothing_shared("the runs", every)
+        raise [*refused, _nothing_shared("the runs", every)][0]
     found: list[GroupDifference] = []
     for key in keys:
         members: list[tuple[str, list[Member]]] = []
@@ -316,43 +320,20 @@ def _unfinished(compared: ComparedRun, called: str) -> list[str]:
 
 
 def _setting_notes(first: ComparedRun, other: ComparedRun, title: str) -> list[str]:
-    """A title and the settings in which two runs differ, but for the seed; [] for none."""
-    ours, theirs = _comparable(first.run.info().resolved, other.run.info().resolved)
-    differing = [line for line in differing_settings(ours, theirs) if not line.startswith("seed: ")]
+    """A title and the settings in which two runs differ; [] for none.
+
+    Left out is what changes no result, and what only one of them can have: lessons, the modules of another agent.
+    """
+    ours, theirs = (compared.run.info().resolved for compared in (first, other))
+    ignored = ["seed:", "evaluation.validation"]
+    if ("lessons" in ours) != ("lessons" in theirs):
+        ignored.append("lessons")
+    differing = [line for line in differing_settings(ours, theirs) if not line.startswith(tuple(ignored))]
+    if any(line.startswith("agent.type:") for line in differing):
+        differing = [line for line in differing if not re.match(r"agent\.\w+\.", line)]
     more = len(differing) - _SETTINGS_SHOWN
     lines = [f"  {line}" for line in differing[:_SETTINGS_SHOWN]] + [f"  and {more} more"] * (more > 0)
     return [title, *lines] if lines else []
-
-
-def _differences(letters: Mapping[str, str], first: ComparedRun, other: ComparedRun) -> list[str]:
-    """What the two do not share: sets, trials, settings of their recipes."""
-    a, b = letters[first.name], letters[other.name]
-    notes = []
-    for has, lacks, letter, other_letter in ((first, other, a, b), (other, first, b, a)):
-        alone = [" ".join(key) for key in has.results if key not in lacks.results]
-        notes += [f"{letter} has {', '.join(alone)}, {other_letter} has not"] if alone else []
-    for key, result in first.results.items():
-        if key in other.results and (ours := result.trials) != (theirs := other.results[key].trials):
-            notes.append(f"{' '.join(key)}: {counted(ours, 'trial')} a task in {a}, {theirs} in {b}")
-    return notes + _setting_notes(first, other, f"settings that differ ({a} | {b}):")
-
-
-def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Two recipes without what changes no result, or what only one of them can have.
-
-    These are the validation set, [lessons], and the modules of agents of two kinds.
-    """
-    ours, theirs = (
-        {**side, "evaluation": {key: value for key, value in side.get("evaluation", {}).items() if key != "validation"}}
-        for side in (ours, theirs)
-    )
-    if ("lessons" in ours) != ("lessons" in theirs):
-        ours, theirs = ({key: value for key, value in side.items() if key != "lessons"} for side in (ours, theirs))
-    agents = [side.get("agent", {}) for side in (ours, theirs)]
-    if agents[0].get("type") != agents[1].get("type"):
-        loops = [{key: value for key, value in agent.items() if not isinstance(value, Mapping)} for agent in agents]
-        ours, theirs = {**ours, "agent": loops[0]}, {**theirs, "agent": loops[1]}
-    return ours, theirs
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

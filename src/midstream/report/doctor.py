@@ -10,7 +10,7 @@ from typing import Literal
 
 from midstream.core.data import Frozen
 from midstream.report.blocks import Block, Cell, cell, code, facts, heading, table, text
-from midstream.report.numbers import counted, cut, listed, number
+from midstream.report.numbers import counted, counts_text, cut, number
 
 Status = Literal["ok", "warning", "failed"]
 _STATUS_TONES = {"ok": "up", "warning": "warn", "failed": "bad"}
@@ -47,7 +47,7 @@ _SAID_LIMIT = 200
 
 
 class CaseResult(Frozen):
-    """One case as it went: whether each check was passed, what the model said, what was wanted, and what it took.
+    """One case as it went: whether each check was passed, what the model said, what was wanted, what went wrong.
 
     `seconds` has one entry an ask. `too_long` is the server's word that the prompt does not fit its context.
     """
@@ -57,8 +57,6 @@ class CaseResult(Frozen):
     said: str
     wanted: str
     seconds: tuple[float, ...] = ()
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
     retries: int = 0
     repaired: int = 0
     cut_off: int = 0
@@ -88,13 +86,12 @@ class RoleResult(Frozen):
     rates: dict[str, Rate] = {}
     asks: int = 0
     median_s: float | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    retries: int = 0
-    repaired: int = 0
-    cut_off: int = 0
     cases: tuple[CaseResult, ...] = ()
     skipped: str = ""
+
+    def total(self, name: str) -> int:
+        """The sum of a field of the cases."""
+        return sum(getattr(case, name) for case in self.cases)
 
 
 class Probe(Frozen):
@@ -138,9 +135,9 @@ def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str
         too_long = next((case.too_long for case in role.cases if case.too_long), "")
         if too_long:
             advice.append(f"{role.role}: serve a longer context; the server says: {cut(too_long, _SAID_LIMIT)}")
-        if role.cut_off:
+        if cut_off := role.total("cut_off"):
             advice.append(
-                f"{role.role}: {role.cut_off} of {role.asks} replies were cut off: raise agent.{role.role}.sampling."
+                f"{role.role}: {cut_off} of {role.asks} replies were cut off: raise agent.{role.role}.sampling."
                 "max_tokens, or have the model think less (engines.NAME.extra_body)"
             )
         if "call readable" in role.rates and role.rates["call readable"].share < GOOD:
@@ -159,10 +156,10 @@ def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str
         engine = [f"engines.large.{key}" for key in ("type=openai_compatible", "model=NAME", "base_url=URL")]
         settings = [*engine, *(f"agent.{role}.engine=large" for role in weak)]
         advice.append(
-            f"give {listed(weak)} a larger model, and keep this one for {listed(strong)}:"
+            f"give {', '.join(weak)} a larger model, and keep this one for {', '.join(strong)}:"
             + "".join(f"\n  --set {setting}" for setting in settings)
         )
-    if any(role.retries for role in roles):
+    if any(role.total("retries") for role in roles):
         advice.append("some requests had to be sent again: see the server's log, or lower engines.NAME.max_concurrency")
     trained = {role.engine: role.role for role in roles if role.role in ("planner", "policy")}
     for probe in probes:
@@ -179,9 +176,9 @@ def role_blocks(diagnosis: Diagnosis) -> list[Block | None]:
     """What each role could do, what it missed, what its server can do, and the conclusion."""
     roles = diagnosis.roles
     incidents = {
-        "requests sent again": sum(role.retries for role in roles),
-        "replies repaired": sum(role.repaired for role in roles),
-        "cut off": sum(role.cut_off for role in roles),
+        "requests sent again": sum(role.total("retries") for role in roles),
+        "replies repaired": sum(role.total("repaired") for role in roles),
+        "cut off": sum(role.total("cut_off") for role in roles),
         "prompts too long": sum(bool(case.too_long) for role in roles for case in role.cases),
     }
     missed: list[Block | None] = []
@@ -214,11 +211,11 @@ def role_blocks(diagnosis: Diagnosis) -> list[Block | None]:
         "Conclusion": [facts(conclusions), text(THRESHOLDS, "soft")],
         "What to do": [text(line) for line in diagnosis.advice],
     }
-    found = [_rates(roles), text(", ".join(f"{what} {count}" for what, count in incidents.items()), "soft")]
+    found = [_rates(roles), text(counts_text(incidents), "soft")]
     for title, blocks in sections.items():
         found += [heading(title), *blocks] if any(blocks) else []
     # The list of checks may have scrolled away.
-    return [*found, text(f"On this machine {listed(failed)} failed, see above." if failed else "")]
+    return [*found, text(f"On this machine {', '.join(failed)} failed, see above." if failed else "")]
 
 
 def _rates(roles: Sequence[RoleResult]) -> Block | None:
@@ -227,9 +224,9 @@ def _rates(roles: Sequence[RoleResult]) -> Block | None:
     wanted = "write a policy's stream" if roles[0].role == "policy" else "play AgentFlow's roles"
     rows: list[list[Cell]] = []
     for role in (role for role in roles if role.cases):
-        costs = [str(role.asks), number(role.median_s), f"{role.prompt_tokens:,}", f"{role.completion_tokens:,}"]
+        costs = [str(role.asks), number(role.median_s)]
         for place, (check, rate) in enumerate(role.rates.items()):
             right = cell(f"{rate.right}/{rate.of}", _TONES[standing_of({check: rate})])
-            rows.append(["" if place else role.role, check, right, *([""] * 4 if place else costs)])
-    heads = ("role", "check", "right", "asks", "median s", "tokens in", "out")
-    return table(f"Can {listed(models)} {wanted}?", heads, rows, left=2)
+            rows.append(["" if place else role.role, check, right, *(["", ""] if place else costs)])
+    heads = ("role", "check", "right", "asks", "median s")
+    return table(f"Can {', '.join(models)} {wanted}?", heads, rows, left=2)

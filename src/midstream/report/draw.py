@@ -1,19 +1,18 @@
 """Blocks drawn in the terminal with Rich. Text of models and tools is never markup.
 
 A table cuts no number: one that is too wide for its place becomes several, each with the first columns. Lines of a
-chart are sparklines. What the browser folds is left out, unless `folds` asks for it; rollouts are left out.
+chart are sparklines. What the browser folds is left out, unless `folds` asks for it; tiles and rollouts are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, takewhile
 from textwrap import fill
-from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -55,9 +54,10 @@ def draw(blocks: Iterable[Block | None], *, folds: bool = False) -> Group:
     least = min(_WIDEST_LABEL, max(map(cell_len, names), default=0))
     parts: list[RenderableType] = []
     before = ""
-    for kind, group in groupby(kept, key=lambda block: block["kind"].removesuffix("s")):
-        for block in [{"kind": "charts", "blocks": list(group)}] if kind == "chart" else group:
-            if (drawn := _drawn(block, folds=folds, least=least)) is None:
+    flat = [inner for block in kept for inner in (block["blocks"] if block["kind"] == "charts" else [block])]
+    for kind, group in groupby(flat, key=lambda block: block["kind"]):
+        for drawn in [_lines(list(group))] if kind == "chart" else [_drawn(block, folds, least) for block in group]:
+            if drawn is None:
                 continue
             if before not in ("", "heading") and not (before == kind and kind in ("text", "code")):
                 parts.append(Text())
@@ -66,8 +66,8 @@ def draw(blocks: Iterable[Block | None], *, folds: bool = False) -> Group:
     return Group(*parts)
 
 
-def _drawn(block: Block, *, folds: bool, least: int = 0) -> RenderableType | None:
-    """One block; None for one that the terminal leaves out."""
+def _drawn(block: Block, folds: bool, least: int) -> RenderableType | None:
+    """One block that is no chart; None for one that the terminal leaves out."""
     match block["kind"]:
         case "text":
             return plain(block["text"], STYLES.get(block["tone"], ""))
@@ -77,14 +77,15 @@ def _drawn(block: Block, *, folds: bool, least: int = 0) -> RenderableType | Non
             return Text(block["text"], no_wrap=True, overflow="ignore")
         case "facts":
             return fields(((plain(name), _text(value, _TEXT_LIMIT)) for name, value in block["facts"]), least=least)
-        case "tiles":
-            return _tiles(block["tiles"])
         case "table":
             return _Table(block)
-        case "charts":
-            return _lines(list(_charts(block["blocks"])))
         case "cards":
-            return fields(map(_card, block["cards"]), style="bold")
+            rows = []
+            for card in block["cards"]:
+                words = plain(shorten(card["text"], _CELL_LIMIT), STYLES["gone"] if card["struck"] else "")
+                facts = (Text(visible(fact), "dim") for fact in card["facts"])
+                rows.append((Text(visible(card["id"])), Group(words, *facts)))
+            return fields(rows, style="bold")
         case "fold" if folds:
             return Group(plain(block["title"], "bold"), Padding(draw(block["blocks"], folds=True), _INDENT))
     return None
@@ -106,48 +107,9 @@ def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least:
     return table
 
 
-def plain_table(title: Text | None = None, *, left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A Rich table in the style of all tables; `left` are heads of text, `right` those of numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
-    table.box, table.show_edge = box.SIMPLE_HEAD, False
-    for head in left:
-        table.add_column(head)
-    for head in right:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
-
-
 def _text(cell: Cell, limit: int = _CELL_LIMIT) -> Text:
     words, tone = (cell, "") if isinstance(cell, str) else (cell["text"], cell.get("tone", ""))
     return Text(visible(shorten(words, limit)), STYLES.get(tone, ""))
-
-
-def _tiles(tiles: Sequence[Mapping[str, str]]) -> Table:
-    """A line a tile."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(style="dim", overflow="fold")
-    for tile in tiles:
-        value = Text(f"{tile['before']} → ", "not bold") if tile["before"] else Text()
-        table.add_row(plain(tile["name"]), value.append(visible(tile["value"])), plain(tile["note"]))
-    return table
-
-
-def _card(card: Mapping[str, Any]) -> tuple[Text, Group]:
-    """A lesson: its name, and next to it its text above what is known about it."""
-    style = STYLES["gone"] if card["struck"] else ""
-    lines = [Text(visible(fact), "dim") for fact in card["facts"]]
-    return Text(visible(card["id"])), Group(plain(shorten(card["text"], _CELL_LIMIT), style), *lines)
-
-
-def _charts(blocks: Iterable[Block]) -> Iterator[Block]:
-    """Every chart among the blocks."""
-    for block in blocks:
-        if block["kind"] == "charts":
-            yield from _charts(block["blocks"])
-        elif block["kind"] == "chart":
-            yield block
 
 
 def _lines(charts: Sequence[Block]) -> RenderableType | None:
@@ -155,12 +117,11 @@ def _lines(charts: Sequence[Block]) -> RenderableType | None:
     rows: list[tuple[Text, str, str]] = []
     for chart in charts:
         for line in chart["lines"]:
-            if line["faint"]:
-                continue
-            name = chart["name"] if len(chart["lines"]) == 1 or line["name"] == chart["name"] else line["name"]
-            points = [(x, y) for x, y in line["points"]]
-            ends = dict.fromkeys(in_short(y, chart["percent"]) for _, y in (points[0], points[-1]))
-            rows.append((plain(name), sparkline([y for _, y in buckets(points, _SPARK)]), " → ".join(ends)))
+            if not line["faint"]:
+                name = chart["name"] if len(chart["lines"]) == 1 or line["name"] == chart["name"] else line["name"]
+                points = [(x, y) for x, y in line["points"]]
+                ends = dict.fromkeys(in_short(y, chart["percent"]) for _, y in (points[0], points[-1]))
+                rows.append((plain(name), sparkline([y for _, y in buckets(points, _SPARK)]), " → ".join(ends)))
     xs = [x for chart in charts for line in chart["lines"] for x, _ in line["points"]]
     if not xs:
         return None
@@ -179,6 +140,19 @@ class _Table:
     def __init__(self, block: Block) -> None:
         self._block = block
         self._rows = [[_text(cell) for cell in row["cells"]] for row in block["rows"]]
+        self._heads: list[str] = []
+        self._widths: list[int] = []  # the cells that a column needs at least
+        for place, column in enumerate(block["columns"]):
+            right, name = column["align"] == "right", visible(column["name"])
+            lines = [line for row in self._rows for line in row[place].plain.split("\n")]
+            below = max(map(cell_len, lines), default=0)
+            # A name is broken into lines that are hardly wider than what is below it.
+            width = max(_NARROW_HEAD if right else _WIDE_HEAD, below, *map(len, name.split()))
+            head = fill(name, width, break_long_words=False, break_on_hyphens=False)
+            widest = max(below, *map(cell_len, head.split("\n")))
+            self._heads.append(head)
+            # A number is never cut; a text is folded.
+            self._widths.append(widest if right else min(widest, _FOLDED))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, or several with some of its columns each."""
@@ -188,51 +162,29 @@ class _Table:
             parts, gap = self._parts(options.max_width, 2), 2
         if self._block["caption"]:
             yield Text(visible(self._block["caption"]), "bold")
-        for number, part in enumerate(parts):
+        for number, places in enumerate(parts):
             yield from [Text()] * (number > 0)
-            yield self._part(part, gap)
+            table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, gap - 2))
+            for place in places:
+                right = self._block["columns"][place]["align"] == "right"
+                justify: JustifyMethod = "right" if right else "left"
+                table.add_column(Text(self._heads[place]), justify=justify, no_wrap=right, overflow="fold")
+            total = False
+            for row, cells in zip(self._block["rows"], self._rows, strict=True):
+                if row["total"] and not total and table.row_count:
+                    table.add_section()
+                total = row["total"]
+                table.add_row(*(cells[place] for place in places), style="bold" if total else "")
+            yield table
 
     def _parts(self, width: int, gap: int) -> list[list[int]]:
         """The columns of each table, all with the first ones that hold text; `gap` is the space between columns."""
         columns = self._block["columns"]
-        widths = [self._width(place) for place in range(len(columns))]
         frame = [0, *takewhile(lambda place: columns[place]["align"] == "left", range(1, len(columns)))]
         parts = [frame]
         for place in range(len(frame), len(columns)):
-            needed = sum(widths[other] + gap for other in [*parts[-1], place]) - 1
+            needed = sum(self._widths[other] + gap for other in [*parts[-1], place]) - 1
             if parts[-1] != frame and needed > width:
                 parts.append(frame)
             parts[-1] = [*parts[-1], place]
         return parts
-
-    def _width(self, place: int) -> int:
-        """The cells that a column needs at least: all of a number, of a text enough to fold it."""
-        widest = max(self._widest_cell(place), max(map(cell_len, self._head(place).split("\n"))))
-        return widest if self._block["columns"][place]["align"] == "right" else min(widest, _FOLDED)
-
-    def _widest_cell(self, place: int) -> int:
-        return max((cell_len(line) for row in self._rows for line in row[place].plain.split("\n")), default=0)
-
-    def _head(self, place: int) -> str:
-        """A column's name, in lines that are hardly wider than what is below it."""
-        column = self._block["columns"][place]
-        name = visible(column["name"])
-        least = _NARROW_HEAD if column["align"] == "right" else _WIDE_HEAD
-        width = max(least, self._widest_cell(place), *map(len, name.split()))
-        return fill(name, width, break_long_words=False, break_on_hyphens=False)
-
-    def _part(self, places: Sequence[int], gap: int) -> Table:
-        """The table with some of its columns."""
-        table = plain_table()
-        table.padding = (0, 1, 0, gap - 2)
-        for place in places:
-            right = self._block["columns"][place]["align"] == "right"
-            table.add_column(Text(self._head(place)), justify="right" if right else "left", no_wrap=right)
-            table.columns[-1].overflow = "fold"
-        before = False
-        for row, cells in zip(self._block["rows"], self._rows, strict=True):
-            if row["total"] and not before and table.row_count:
-                table.add_section()
-            before = row["total"]
-            table.add_row(*(cells[place] for place in places), style="bold" if row["total"] else "")
-        return table

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from midstream.core.metrics import EvaluationResult
-from midstream.core.trajectory import Trajectory
+from midstream.core.metrics import EvaluationResult, StreamMetrics
+from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, shift, text
-from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
+from midstream.report.numbers import change, counted, dollars, mean, number, percent, shorten, troubles
 from midstream.report.trajectory import outcome_words, stopped
 from midstream.runs import RunDirectory
 from midstream.runs.segments import Segment, result_name
@@ -19,37 +18,9 @@ _MOST_TOOLS = 16
 _TEXT_LIMIT = 300
 
 
-@dataclass(frozen=True, slots=True)
-class BeforeAfter:
-    """One set before and after training; each side holds every sampling that was evaluated there."""
-
-    before: Sequence[EvaluationResult]
-    after: Sequence[EvaluationResult]
-
-    def by_kind(self) -> list[tuple[str, list[EvaluationResult], list[EvaluationResult]]]:
-        """("sampled" or "greedy", its results before, its results after), in this order, of the kinds there are."""
-        found = [(kind, _pick(self.before, kind), _pick(self.after, kind)) for kind in ("sampled", "greedy")]
-        return [side for side in found if side[1] or side[2]]
-
-
 def where(result: EvaluationResult) -> str:
     """The set by name, with its split where that says more."""
     return result.set_name if result.set_name == result.split else f"{result.set_name}/{result.split}"
-
-
-def is_greedy(result: EvaluationResult) -> bool:
-    """Whether the evaluation took the most likely token; any temperature counts as sampled."""
-    return result.sampling == "greedy"
-
-
-def _pick(results: Iterable[EvaluationResult], kind: str) -> list[EvaluationResult]:
-    """The "greedy" results, or the "sampled" ones."""
-    return [result for result in results if is_greedy(result) == (kind == "greedy")]
-
-
-def families(results: Iterable[EvaluationResult]) -> list[str]:
-    """Every family named, in order of first appearance."""
-    return list(dict.fromkeys(name for result in results for name in result.by_family))
 
 
 def success(results: Sequence[EvaluationResult], family: str | None = None) -> float | None:
@@ -67,28 +38,31 @@ def label(results: Sequence[EvaluationResult], otherwise: str) -> str:
     return results[0].policy + (f", step {step}" if step is not None else "")
 
 
-def curves(evaluations: Sequence[EvaluationResult], kind: str) -> dict[str, list[EvaluationResult]]:
-    """One curve a set, by "set/split", small sets first: results of a `kind` with a step, in order of step."""
-    found: dict[str, list[EvaluationResult]] = {}
-    for result in sorted(_pick(evaluations, kind), key=lambda result: (result.tasks, result.step or 0)):
+def by_set(evaluations: Iterable[EvaluationResult]) -> dict[str, dict[str, list[EvaluationResult]]]:
+    """The results with a step in order of step, by set and by "sampled" or "greedy", the largest set first.
+
+    Any temperature counts as sampled.
+    """
+    found: dict[str, dict[str, list[EvaluationResult]]] = {}
+    for result in sorted(evaluations, key=lambda result: result.step or 0):
         if result.step is not None:
-            found.setdefault(f"{result.set_name}/{result.split}", []).append(result)
-    return found
+            kinds = found.setdefault(where(result), {"sampled": [], "greedy": []})
+            kinds["greedy" if result.sampling == "greedy" else "sampled"].append(result)
+    sets = {name: {kind: results for kind, results in kinds.items() if results} for name, kinds in found.items()}
+    return dict(sorted(sets.items(), key=lambda item: -next(iter(item[1].values()))[0].tasks))
 
 
-def comparisons(evaluations: Sequence[EvaluationResult]) -> list[BeforeAfter]:
-    """Before (first evaluated step) and after (last, if it is another) of every set, the largest set first."""
-    by_sampling = [curves(evaluations, kind) for kind in ("greedy", "sampled")]
-    found = []
-    for name in dict.fromkeys(name for by_set in by_sampling for name in by_set):
-        before: list[EvaluationResult] = []
-        after: list[EvaluationResult] = []
-        for results in (by_set[name] for by_set in by_sampling if name in by_set):
-            first, last = results[0].step, results[-1].step
-            before += [result for result in results if result.step == first]
-            after += [result for result in results if result.step == last != first]
-        found.append(BeforeAfter(before, after))
-    return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
+def ends(results: Sequence[EvaluationResult]) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
+    """The results of one set and kind before (the first evaluated step) and after (the last, if it is another)."""
+    steps = [result.step for result in results]
+    before = [result for result in results if result.step == steps[0]]
+    return before, [result for result in results if result.step == steps[-1] != steps[0]]
+
+
+def headline(evaluations: Iterable[EvaluationResult]) -> tuple[str, list[EvaluationResult], list[EvaluationResult]]:
+    """The kind of sampling of the largest set, greedy if that was evaluated, and its results before and after."""
+    kind, results = next(([*kinds.items()][-1] for kinds in by_set(evaluations).values()), ("", []))
+    return kind, *ends(results)
 
 
 # --- one or several evaluations ---------------------------------------------------------------------------------------
@@ -120,7 +94,6 @@ def evaluation_page(results: Sequence[EvaluationResult]) -> tuple[str, list[Sect
         family_table(results),
         effort_table({_named(result, results): result for result in results}, "What a run took"),
         tool_table(results),
-        stream_table(results),
         parts_table(results),
     ]
     return f"{lead}.", [
@@ -141,51 +114,50 @@ def summary_line(result: EvaluationResult) -> str:
 
 def success_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
-    of_run = any(result.step is not None for result in results)
-    judged = any(result.judged for result in results)
-    heads = {
-        "set": True,
-        "policy": of_run,
-        "step": of_run,
-        "tasks": True,
-        "by rule": any(not result.judged or result.rule_success is not None for result in results),
-        "by judge": judged,
-        "differ": any(result.disagreements is not None for result in results),
-        "errors": True,
-        "without errors": any(result.errors for result in results),
-    }
-    rows = []
+    left = ["set", "policy"] if any(result.step is not None for result in results) else ["set"]
+    by_rule = "by rule" if any(result.judged for result in results) else "success"
+    rows: list[dict[str, Cell]] = []
     for result in results:
         headline = cell(f"{percent(result.success)}  {_between(result, '–')}".strip(), "strong")
-        cells: dict[str, Cell] = {
-            "set": _named(result, results),
-            "policy": result.policy,
-            "step": "-" if result.step is None else str(result.step),
-            "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
-            "by rule": percent(result.rule_success) if result.judged else headline,
-            "by judge": headline if result.judged else "-",
-            "differ": "-" if result.disagreements is None else f"{result.disagreements:,}",
-            "errors": cell(f"{result.errors:,}", "warn" if result.errors else ""),
-            "without errors": percent(result.success_without_errors) if result.errors else "-",
-        }
-        rows.append([cells[head] for head, shown in heads.items() if shown])
-    shown = [head if judged or head != "by rule" else "success" for head, shown in heads.items() if shown]
-    return blocks.table("Success (95% interval over tasks)", shown, rows, left=1 + of_run)
+        rows.append(
+            {
+                "set": _named(result, results),
+                "policy": result.policy if "policy" in left else "",
+                "step": "" if result.step is None else str(result.step),
+                "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
+                by_rule: percent(result.rule_success) if result.judged else headline,
+                "by judge": headline if result.judged else "-",
+                "differ": "-" if result.disagreements is None else f"{result.disagreements:,}",
+                "errors": cell(f"{result.errors:,}", "warn" if result.errors else ""),
+                "without errors": percent(result.success_without_errors) if result.errors else "-",
+            }
+        )
+    return _filled("Success (95% interval over tasks)", rows, left)
+
+
+def _filled(caption: str, rows: Sequence[Mapping[str, Cell]], left: Collection[str]) -> Block | None:
+    """A table of rows by column, without the columns that hold nothing; those of `left` hold text."""
+    every = rows[0] if rows else {}
+    heads = [head for head in every if head in left or any(row[head] not in ("", "-") for row in rows)]
+    return blocks.table(caption, heads, ([row[head] for head in heads] for row in rows), left=len(left))
 
 
 def trials_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
-    rows = []
-    for result in results:
-        if result.trials > 1:
-            best, every = (
-                "\n".join(f"{mark}{k} {percent(share)}" for k, share in shares.items() if k > 1)
-                for mark, shares in (("@", result.pass_at), ("^", result.pass_all))
-            )
-            means = (percent(result.success), percent(result.deviation), percent(result.majority))
-            rows.append([_named(result, results), str(result.trials), *means, best, every or "-"])
-    heads = ("set", "k", "avg@k", "sd", "majority@k", "pass@k: the best", "pass^k: all of k")
-    return blocks.table("Over the k trials of each task", heads, rows)
+    rows = [
+        {
+            "set": _named(result, results),
+            "k": str(result.trials),
+            "avg@k": percent(result.success),
+            "sd": percent(result.deviation),
+            "majority@k": percent(result.majority),
+            "pass@k: the best": "\n".join(f"@{k} {percent(share)}" for k, share in result.pass_at.items() if k > 1),
+            "pass^k: all of k": "\n".join(f"^{k} {percent(share)}" for k, share in result.pass_all.items() if k > 1),
+        }
+        for result in results
+        if result.trials > 1
+    ]
+    return _filled("Over the k trials of each task", rows, ["set"])
 
 
 def family_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -200,22 +172,26 @@ def family_table(results: Sequence[EvaluationResult]) -> Block | None:
 
 
 def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Block | None:
-    """What a run of a task took, by a name for each result: agents of any kind have these numbers."""
+    """What a run of a task took, by a name for each result; of interleaved policies also what a call took."""
     rows = []
     for name, result in results.items():
-        runs = max(1, result.tasks * result.trials)
+        runs, streams = max(1, result.tasks * result.trials), result.streams or StreamMetrics()
+        reasoning = streams.reasoning_per_call
         rows.append(
-            [
-                name,
-                f"{result.turns_mean:.2f}",
-                f"{sum(result.tool_use.calls.values()) / runs:.2f}",
-                percent(result.tool_use.error_rate),
-                number(result.prompt_tokens / runs),
-                number(result.completion_tokens / runs),
-                dollars(result.cost_usd / runs) if result.cost_usd else "-",
-            ]
+            {
+                "": name,
+                "turns": f"{result.turns_mean:.2f}",
+                "tool calls": f"{sum(result.tool_use.calls.values()) / runs:.2f}",
+                "tool errors": percent(result.tool_use.error_rate),
+                "tokens in": number(result.prompt_tokens / runs),
+                "tokens out": number(result.completion_tokens / runs),
+                "cost": dollars(result.cost_usd / runs) if result.cost_usd else "-",
+                "reasoning a call": "-" if reasoning is None else f"{number(reasoning)} {streams.unit}",
+                "calls to an answer": number(streams.steps_to_answer),
+                "answered": percent(streams.answered / streams.trajectories) if streams.trajectories else "-",
+            }
         )
-    return blocks.table(title, ("", "turns", "tool calls", "tool errors", "tokens in", "tokens out", "cost"), rows)
+    return _filled(title, rows, [""])
 
 
 def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -226,30 +202,9 @@ def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
         weight = {name: (-use.calls.get(name, 0), -use.share.get(name, 0.0), name) for name in {*use.calls, *use.share}}
         names = sorted(weight, key=lambda name: weight[name])
         shown = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names[:_MOST_TOOLS]]
-        if rest := names[_MOST_TOOLS:]:
-            calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
-            shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
-        rows.append([_named(result, results), ", ".join(shown) or "-"])
+        more = [f"and {counted(len(names) - _MOST_TOOLS, 'other')}"] if len(names) > _MOST_TOOLS else []
+        rows.append([_named(result, results), ", ".join([*shown, *more]) or "-"])
     return blocks.table("Calls by tool", ("set", "calls (share of turns)"), rows, left=2)
-
-
-def stream_table(results: Sequence[EvaluationResult]) -> Block | None:
-    """How interleaved policies use their tools on the way to an answer."""
-    units = sorted({result.streams.unit for result in results if result.streams})
-    heads = ("set", "calls a run", "with a result", "reasoning a call", "calls to an answer", "runs that answer")
-    rows = [
-        [
-            _named(result, results),
-            f"{streams.calls_mean:.2f}",
-            percent(streams.correct_rate),
-            number(streams.reasoning_per_call),
-            number(streams.steps_to_answer),
-            percent(streams.answered / max(1, streams.trajectories)),
-        ]
-        for result in results
-        if (streams := result.streams)
-    ]
-    return blocks.table(f"Calls of the policy (reasoning in {' or '.join(units)})", heads, rows)
 
 
 def parts_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -288,8 +243,10 @@ def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
         if result.errors:
             notes.append(("errors", f"{name}: {loss(result)}"))
             notes += [("", f"{count:,} x {shorten(reason, 160)}") for reason, count in result.error_reasons.items()]
-        if met := limits_met(result.stop_reasons, result.tasks * result.trials):
-            notes.append(("limits", f"{name}: {met}"))
+        if met := {reason: result.stop_reasons[reason] for reason in OUTER_LIMITS if reason in result.stop_reasons}:
+            parts = ", ".join(f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items())
+            runs = counted(result.tasks * result.trials, "run")
+            notes.append(("limits", f"{name}: {sum(met.values()):,} of {runs} ended by a limit ({parts})"))
         if result.leaks:
             words = f"{counted(result.leaks, 'run')} with a search that repeats the question almost word for word"
             notes.append(("leaks", f"{name}: {words}"))
@@ -317,24 +274,23 @@ def _between(result: EvaluationResult, joint: str) -> str:
 # --- the evaluations of a run that learns -----------------------------------------------------------------------------
 
 
-def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
+def before_and_after(name: str, kinds: Mapping[str, Sequence[EvaluationResult]]) -> list[Block | None]:
     """Success by family and in all on one set, before and after, and what is missing."""
-    both = [*comparison.before, *comparison.after]
-    kinds = [kind for kind, _, _ in comparison.by_kind()]
-    names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
+    sides = {kind: ends(results) for kind, results in kinds.items()}
+    first, last = ([result for side in sides.values() for result in side[place]] for place in (0, 1))
+    both = [*first, *last]
+    names = ["family", "tasks", *(f"{kind} {head}" for kind in sides for head in ("before", "after", "change"))]
     rows: list[list[Cell]] = []
-    for family in (*families(both), None):  # None: all tasks
+    for family in (*dict.fromkeys(name for result in both for name in result.by_family), None):  # None: all tasks
         sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
-        tasks = max((each.tasks for each in sets), default=0)
-        cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]
-        for _, before, after in comparison.by_kind():
-            first, last = success(before, family), success(after, family)
-            cells += [percent(first), cell(percent(last), "strong"), shift(change(first, last))]
+        cells: list[Cell] = ["mean" if family is None else family, f"{max(each.tasks for each in sets):,}"]
+        for before, after in sides.values():
+            old, new = success(before, family), success(after, family)
+            cells += [percent(old), cell(percent(new), "strong"), shift(change(old, new))]
         rows.append(cells)
-    ends = f"{label(comparison.before, 'before')} -> {label(comparison.after, 'nothing yet')}"
-    found = [blocks.table(f"Success on {where(both[0])}: {ends}", names, rows, totals=1)]
+    caption = f"Success on {name}: {label(first, 'before')} -> {label(last, 'nothing yet')}"
     lost = [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]
-    return [*found, text("; ".join(lost), "warn")]
+    return [blocks.table(caption, names, rows, totals=1), text("; ".join(lost), "warn")]
 
 
 def all_evaluations(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
@@ -367,17 +323,11 @@ def task_list(trajectories: Iterable[Trajectory]) -> Iterator[Block | None]:
 
 def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[Block]:
     """The same for programs, each with the fields of `evaluation`."""
-    return (
-        {
+    for trajectory in trajectories:
+        yield {
             **evaluation,
-            "id": trajectory.id,
-            "task_id": trajectory.task_id,
+            **trajectory.model_dump(include={"id", "task_id", "question", "answer", "gold"}),
             "trial": trajectory.rollout_index,
-            "question": trajectory.question,
-            "answer": trajectory.answer,
-            "gold": trajectory.gold,
             "score": None if trajectory.reward is None else trajectory.reward.value,
             "error": trajectory.error and trajectory.error.message,
         }
-        for trajectory in trajectories
-    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from midstream.lessons.commit import Version
 from midstream.lessons.feedback import Vote
+from midstream.lessons.gate import ChangeRecord
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet, size
 from midstream.lessons.operations import Diff
 from midstream.lessons.validation import Validation
@@ -42,11 +43,6 @@ def bundles(lesson_set: LessonSet) -> list[str]:
     return lines
 
 
-def by_effect(lessons: Sequence[Lesson]) -> list[Lesson]:
-    """The largest measured effect first, then those without one in their order."""
-    return sorted(lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0)
-
-
 def lesson_card(
     lesson: Lesson, span: float, *, more: Sequence[Block | None] = (), origin: bool = False, vote: bool = False
 ) -> Block:
@@ -69,9 +65,9 @@ def lesson_card(
     return blocks.card(lesson.id, lesson.text, said, struck=struck, interval=drawn, blocks=more, vote=vote)
 
 
-def effect_span(lessons: Sequence[Lesson]) -> float:
-    """The half-width of an axis that all measured effects fit on."""
-    return span_of((lesson.effect.mean, lesson.effect.interval) for lesson in lessons if lesson.effect)
+def effect_span(measured: Sequence[Lesson | ChangeRecord]) -> float:
+    """The half-width of an axis that the effects of all lessons or changes fit on."""
+    return span_of((each.effect.mean, each.effect.interval) for each in measured if each.effect)
 
 
 def lesson_set_blocks(title: str, lesson_set: LessonSet) -> list[Block | None]:
@@ -123,14 +119,10 @@ def versions_table(versions: Sequence[Version]) -> Block | None:
     rows = []
     for version in versions:
         by = f"{version.by} {version.update}" if version.update else version.by
-        ids: dict[str, list[str]] = {}
-        for operation in version.operations:
-            if operation.kind != "keep":
-                ids.setdefault(operation.kind, []).append(operation.id)
-        changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
+        changes = [f"{operation.kind} {operation.id}" for operation in version.operations if operation.kind != "keep"]
         changes += [version.note] if version.note else []
         numbers = [str(version.number), str(len(version.lesson_set.rendered))]
-        rows.append([*numbers, by, "yes" if version.lesson_set.proven_for else "no", "; ".join(changes)])
+        rows.append([*numbers, by, "yes" if version.lesson_set.proven_for else "no", ", ".join(changes)])
     return blocks.table("", ("version", "lessons", "by", "proven", "changes"), rows, left=0, last=3)
 
 

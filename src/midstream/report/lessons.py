@@ -1,6 +1,6 @@
 """A lesson run: its records, read from its directory, and what they say in blocks.
 
-The sections are results, lessons, curves, changes that were not accepted, updates, cost, and what was counted.
+The sections are results, lessons, curves, updates with their changes, and cost.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product, takewhile
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
@@ -20,20 +21,18 @@ from midstream.lessons.lesson_set import Lesson, LessonSet
 from midstream.lessons.settings import LessonsConfig
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, interval_cell, line, span_of, text
-from midstream.report.comparison import compared_blocks
-from midstream.report.evaluation import all_evaluations, comparisons, evaluated_trajectories
-from midstream.report.lesson_set import bundles, by_effect, effect_span, lesson_card, points, proven
+from midstream.report.comparison import compared_blocks, sentence
+from midstream.report.evaluation import all_evaluations, by_set, ends, evaluated_trajectories
+from midstream.report.lesson_set import bundles, came_from, effect_span, lesson_card, points, proven
 from midstream.report.numbers import (
     counted,
     counts_text,
     dollars,
-    fates_text,
     gain,
     gains,
     percent,
     short,
     shorten,
-    summed,
     total_fates,
 )
 from midstream.report.training import results_of
@@ -58,9 +57,8 @@ _FROM_QUESTIONS = "questions alone, without a rollout"
 class LessonsData:
     """The records of a lesson run; every list may be empty.
 
-    `run` is its directory as commands name it, `updates_planned` how many updates it makes at most, `learned_from` what
-    graded its rollouts, in words. `compared` holds the paired comparison of the test sets without and with lessons,
-    `notes` explain why one is missing. `spent` is all that was used, `costs` its parts by phase and role where they
+    `run` is its directory as commands name it, `learned_from` what graded its rollouts. `compared` holds the test sets
+    without and with lessons, `notes` why one is missing. `costs` are the parts of `spent` by phase and role where they
     were kept; the role of the rollouts is "".
     """
 
@@ -121,37 +119,16 @@ def _compared(run: RunDirectory, evaluations: Sequence[EvaluationResult]) -> tup
 
     found: list[Paired] = []
     notes: list[str] = []
-    ends = [(first, last) for each in comparisons(evaluations) for first in each.before for last in each.after]
-    for first, last in ends:
-        if first.sampling != last.sampling:
-            continue
-        try:
-            found.append(compare(evaluated(first), evaluated(last)))
-        except UsageError as error:
-            if isinstance(error, RunError):
-                warn_of_damage(error)
-            notes.append(f"{first.set_name} {first.sampling} is not compared: {error.what}")
+    sides = [ends(results) for kinds in by_set(evaluations).values() for results in kinds.values()]
+    for first, last in (pair for side in sides for pair in product(*side)):
+        if first.sampling == last.sampling:
+            try:
+                found.append(compare(evaluated(first), evaluated(last)))
+            except UsageError as error:
+                if isinstance(error, RunError):
+                    warn_of_damage(error)
+                notes.append(f"{first.set_name} {first.sampling} is not compared: {error.what}")
     return found, notes
-
-
-def learned(versions: Sequence[Version]) -> list[Lesson]:
-    """The newest version's lessons whose text this run learned; the origin of other lessons is another run."""
-    here: set[tuple[str, str]] = set()
-    before: set[tuple[str, str]] = set()
-    for version in versions:
-        now = {(lesson.id, lesson.text) for lesson in version.lesson_set.lessons}
-        if version.by == "learning":
-            here |= now - before
-        before = now
-    newest = versions[-1].lesson_set.lessons if versions else ()
-    return [lesson for lesson in newest if (lesson.id, lesson.text) in here]
-
-
-def text_of(versions: Sequence[Version], update: int, lesson: str) -> str:
-    """A lesson's text before an update, or else in the first version that has it; "" if none has."""
-    earlier = [version for version in versions if version.update < update]
-    found = (version.lesson_set.find(lesson) for version in (*reversed(earlier), *versions))
-    return next((lesson.text for lesson in found if lesson is not None), "")
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -167,7 +144,6 @@ def lessons_page(data: LessonsData) -> tuple[str, list[Section]]:
         ("curves", "Update by update", curves(data.updates)),
         ("updates", "What each update did", updates(data)),
         ("cost", "Cost", [costs(data)]),
-        ("counts", "What was counted and left out", [counts(data)]),
     ]
 
 
@@ -178,7 +154,7 @@ def lead(data: LessonsData) -> str:
     if data.updates:
         planned = counted(data.updates_planned, "update")
         made = planned if len(data.updates) == data.updates_planned else f"{len(data.updates)} of {planned}"
-        found = fates_text(total_fates([record.event.fates for record in data.updates]))
+        found = counts_text(total_fates([record.event.fates for record in data.updates])) or "no change"
         sentences = [
             f"The run made {made} of its lesson set and never changed the model.",
             f"It learned from {data.learned_from}.",
@@ -189,19 +165,14 @@ def lead(data: LessonsData) -> str:
     if data.compared:
         pair = data.compared[0]
         tasks = f"{counted(pair.tasks, 'held-out task')} ({pair.set_name}, {pair.sampling})"
-        success = f"With the lessons the agent solves {percent(pair.other_success)} of {tasks}, without them "
-        success += percent(pair.first_success)
-        if pair.verdict == "the same":
-            sentences.append(f"{success}: every turn was the same.")
-        else:
-            sure = "" if pair.verdict in ("better", "worse") else ", which is no evidence of a difference"
-            interval = f"95% interval {gains(pair.interval)}"
-            sentences.append(f"{success}: {gain(pair.difference)} points, {interval}{sure}.")
+        success = f"{percent(pair.other_success)} of {tasks}, without them {percent(pair.first_success)}"
+        names = {pair.first: "the agent without them", pair.other: "the agent with them"}
+        sentences.append(f"With the lessons the agent solves {success}: {sentence(names, pair)}.")
     else:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
     if lesson_set.rendered and not lesson_set.proven_for:
         sentences.append("The lesson set as it is was accepted by no test: it is unproven.")
-    lost = counts_text(summed(record.event.left_out for record in data.updates))
+    lost = counts_text(sum((Counter(record.event.left_out) for record in data.updates), Counter()))
     return " ".join([*sentences, f"Left out: {lost}."] if lost else sentences)
 
 
@@ -214,11 +185,8 @@ def tiles(data: LessonsData) -> list[dict[str, str]]:
         difference = gain(pair.difference).replace("-", "−")
         found.append(blocks.tile("Difference", difference, f"points, 95%: {gains(pair.interval)}"))
     lesson_set, spent = data.lesson_set, data.spent
-    states = [lesson.state for lesson in lesson_set.lessons]
-    notes = [f"{states.count(state)} {state}" for state in ("pinned", "vetoed") if state in states]
-    if lesson_set.rendered:
-        notes.insert(0, "proven by a test" if lesson_set.proven_for else "unproven")
-    found.append(blocks.tile("Lessons", f"{len(lesson_set.rendered):,}", ", ".join(notes)))
+    note = "proven by a test" if lesson_set.proven_for else "unproven" if lesson_set.rendered else ""
+    found.append(blocks.tile("Lessons", f"{len(lesson_set.rendered):,}", note))
     rollouts, tokens = counted(spent.rollouts, "rollout"), short(spent.tokens)
     if spent.cost_usd:
         return [*found, blocks.tile("Cost", dollars(spent.cost_usd), f"{rollouts}, {tokens} tokens")]
@@ -243,16 +211,11 @@ def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
     rewards = [(update.step, update.mean_reward) for update in updates]
     useful = [(u.step, 1 - (u.uniform + len(u.broken)) / u.groups) for u in updates if u.groups]
     sizes, turns = [(u.step, u.lessons) for u in updates], [(u.step, u.turns_mean) for u in updates]
-    total = {fate: sum(update.event.fates.get(fate, 0) for update in updates) for fate in FATES}
-    bands = [
-        line(fate, [(update.step, update.event.fates.get(fate, 0)) for update in updates], color)
-        for fate, color in FATES.items()
-        if total[fate]
-    ]
-    words = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
+    by_fate = {fate: [(update.step, update.event.fates.get(fate, 0)) for update in updates] for fate in FATES}
+    bands = [line(fate, by_fate[fate], color) for fate, color in FATES.items() if any(n for _, n in by_fate[fate])]
     shown = {"x": "update", "as_percent": False}
     learning = [line("Mean reward of the learning rollouts", rewards)]
-    fates = chart("Changes", "what became of what was proposed", bands, words, stacked=True, **shown)
+    fates = chart("Changes", "what became of what was proposed", bands, stacked=True, **shown)
     return [
         charts(
             chart("Learning reward", "of the learning rollouts, not held out", learning, **shown),
@@ -264,29 +227,6 @@ def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
             curve("Turns a rollout", "mean of learning rollouts", turns, 3, x="update"),
         ),
     ]
-
-
-def counts(data: LessonsData) -> Block | None:
-    """What went into learning and what did not, each with its meaning."""
-    updates = data.updates
-    lost = summed(record.event.left_out for record in updates)
-    pairs = sum(test.pairs for update in updates for test in update.tests)
-    halves = sum(update.bisect_pairs for update in updates)
-    errors = sum(result.errors for result in data.evaluations)
-    failed = "an endpoint, tool or sandbox failed: left out of their group, never a reward of 0"
-    broken = "fewer than two results, a tie of answers or no usable reply: left out"
-    rows = [
-        ("Groups", sum(update.groups for update in updates), "all learning rollouts of one task in one update"),
-        ("Groups without contrast", lost["uniform groups"], "equal rewards: nothing to compare"),
-        ("Rollouts that failed", lost["failed rollouts"], failed),
-        ("Groups that broke down", lost["broken groups"], broken),
-        ("Replies that stayed unreadable", lost["lost replies"], "of the reflector, each named with its update"),
-        ("Pairs of the gate", pairs, "with a result on both sides"),
-        ("Pairs without a result", lost["lost pairs"], "left out of their test"),
-        ("Pairs that compared changes", halves, "one random half of the changes against the other"),
-        ("Evaluation tasks without a result", errors, "counted as wrong in the tables, left out of pairs"),
-    ]
-    return blocks.counts("Sums over all updates.", rows)
 
 
 def costs(data: LessonsData) -> Block | None:
@@ -319,11 +259,14 @@ def lessons(data: LessonsData) -> list[Block | None]:
     if any(lesson.effect for lesson in lesson_set.lessons):
         words += " An effect is the change of the mean reward in points, with its 95% interval; "
         words += "helped and harmed count pairs of rollouts."
-    here = {lesson.id for lesson in learned(data.versions)}
-    cards = [
-        lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=lesson.id in here)], vote=True)
-        for lesson in by_effect(lesson_set.lessons)
-    ]
+    # Lessons that the run started with come from rollouts of another run.
+    start = data.versions[0].lesson_set if data.versions[0].by == "start" else LessonSet()
+    brought = [(lesson.id, lesson.origin) for lesson in start.lessons]
+    cards = []
+    # The largest measured effect first, then those without one in their order.
+    for lesson in sorted(lesson_set.lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0):
+        here = (lesson.id, lesson.origin) not in brought
+        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here)], vote=True))
     more = cards[_CARDS_SHOWN:]
     return [
         text(words, "soft"),
@@ -334,30 +277,31 @@ def lessons(data: LessonsData) -> list[Block | None]:
 
 
 def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
-    """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it learned it (`here`)."""
+    """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it is learned `here`."""
     origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
         return None
-    named = shorten(", ".join(origin.trajectories or origin.tasks), 400)
     shown = [f"midstream show {run} {shlex.quote(f'step-{origin.update:06d}/{id}')}" for id in origin.trajectories[:1]]
     return blocks.fold(
-        f"Where it comes from: {counted(len(origin.tasks), 'task')}, {counted(len(origin.trajectories), 'rollout')}",
+        "Where it comes from",
         text(origin.why),
-        text(f"Written by {origin.model}." if origin.model else "", "soft"),
-        text(f"{'Its rollouts' if here else 'Rollouts of another run'}: {named}" if named else "", "soft"),
+        text(came_from(origin) + ("" if here else "; of another run"), "soft"),
         blocks.code("\n".join(shown if here else ())),
     )
 
 
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
     """What became of each change of an update, with its old text if it had one; effects are on one scale."""
-    span = span_of((change.effect.mean, change.effect.interval) for change in record.changes if change.effect)
+    span = effect_span(record.changes)
+    earlier = list(takewhile(lambda version: version.update < record.step, data.versions))
+    before = earlier[-1].lesson_set if earlier else LessonSet()
     tried = [(each.operation, f"refused: {each.refused}", None) for each in record.proposed if each.refused]
     words = {"accepted": "" if record.tests else " without a test", "pending": ": it is tried again"}
     tried += [(each.operation, each.fate + words.get(each.fate, ""), each.effect) for each in record.changes]
     found = []
     for operation, fate, effect in tried:
-        old = text_of(data.versions, record.step, operation.id) if operation.kind != "add" else ""
+        lesson = before.find(operation.id) if operation.kind != "add" else None
+        old = lesson.text if lesson else ""
         found.append(
             blocks.card(
                 f"{operation.kind} {operation.id}".strip(),
@@ -442,17 +386,13 @@ def gate_tests(tests: Sequence[tuple[UpdateRecord, Test]]) -> Block | None:
 
 def update_fold(data: LessonsData, record: UpdateRecord) -> Block | None:
     """All that was proposed, tested and left out in an update."""
-    kept = sum(outcome.operation.kind == "keep" for outcome in record.proposed)
     facts = [
-        ("Effort", f"{record.turns_mean:.2f} turns a rollout, {percent(record.tool_use.error_rate)} of turns in error"),
-        ("Asked to keep", counted(kept, "lesson") if kept else ""),
-        ("Compared", f"on {counted(record.bisect_pairs, 'pair')} of random halves" if record.bisect_pairs else ""),
         *(("Failed", f"{id}: {shorten(why.partition(chr(10))[0], 200)}") for id, why in record.failed.items()),
         *(("Left out", f"{task}: {why}") for task, why in record.broken.items()),
         *(("Unreadable", reply) for reply in record.unreadable),
     ]
     return blocks.fold(
-        f"Update {record.step}: {record.event.proposed} proposed, {fates_text(record.event.fates)}, "
+        f"Update {record.step}: {record.event.proposed} proposed, {counts_text(record.event.fates) or 'no change'}, "
         f"{counted(record.lessons, 'lesson')} after it (version {record.version})",
         blocks.facts(facts),
         gate_tests([(record, test) for test in record.tests]),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from midstream.core.text import counted as counted
 from midstream.core.text import shorten as shorten
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `midstream list` starts without what only reports need
     from midstream.core.metrics import Spent
-
-# Some imports are inside functions: commands such as `list` start without what only reports need.
 
 Point = tuple[float, float]
 
@@ -57,10 +54,12 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Wall-clock time as "45s", "12m 03s" or "2h 05m"."""
+    """Wall-clock time as "0.04s", "3.2s", "45s", "12m 03s" or "2h 05m"."""
     if not math.isfinite(seconds):
         return "-"
-    whole = max(0, round(seconds))
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.{1 if seconds >= 0.1 else 2}f}s"
+    whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     return f"{whole // 60}m {whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h {whole % 3600 // 60:02d}m"
@@ -71,38 +70,11 @@ def dollars(value: float) -> str:
     return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
 
 
-def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """The sum of several counts, by name."""
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence: "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 def troubles(request_failures: int, replies_repaired: int) -> str:
     """What went wrong around requests and was repaired: "3 request failures, 1 reply repaired"; "" for nothing."""
     parts = [counted(request_failures, "request failure")] if request_failures else []
     parts += [f"{counted(replies_repaired, 'reply', 'replies')} repaired"] if replies_repaired else []
     return ", ".join(parts)
-
-
-def limits_met(stop_reasons: Mapping[str, int], runs: int) -> str:
-    """How many runs context or time ended: "5 of 50 runs ended by a limit (context 3, time 2)"; "" for none."""
-    from midstream.core.trajectory import OUTER_LIMITS
-
-    met = {reason: stop_reasons[reason] for reason in OUTER_LIMITS if stop_reasons.get(reason)}
-    parts = [f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items()]
-    return f"{sum(met.values()):,} of {counted(runs, 'run')} ended by a limit ({', '.join(parts)})" if met else ""
-
-
-def sharing(tokens_each: float | None) -> list[str]:
-    """How much the rows of an update share, in words: ["4.4 tokens for each unique one"]; [] if not counted."""
-    return [] if tokens_each is None else [f"{tokens_each:.1f} tokens for each unique one"]
 
 
 def nothing_learned(reasons: Sequence[str], each: str) -> str:
@@ -135,13 +107,6 @@ def buckets(points: Sequence[Point], limit: int) -> list[Point]:
     size = max(1, math.ceil(len(finite) / limit))
     chunks = [finite[start : start + size] for start in range(0, len(finite), size)]
     return [(statistics.fmean(x for x, _ in chunk), statistics.fmean(y for _, y in chunk)) for chunk in chunks]
-
-
-def running_mean(points: Sequence[Point], window: int) -> list[Point]:
-    """Each point with the mean of itself and up to `window` - 1 points before it."""
-    finite = [point for point in points if all(map(math.isfinite, point))]
-    recent = [finite[max(0, index - window) : index] for index in range(1, len(finite) + 1)]
-    return [(some[-1][0], statistics.fmean(y for _, y in some)) for some in recent]
 
 
 # --- lessons and budgets ---------------------------------------------------------------------------------------------
@@ -179,8 +144,3 @@ def short(count: float) -> str:
 def counts_text(counts: Mapping[str, int]) -> str:
     """The counts above 0: "uniform groups 6, lost pairs 2"; "" for none."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-
-
-def fates_text(found: Mapping[str, int]) -> str:
-    """The fates that occur, in words; "no change" for none."""
-    return ", ".join(f"{count:,} {name}" for name, count in found.items() if count) or "no change"

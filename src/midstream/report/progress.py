@@ -28,13 +28,10 @@ from midstream.report.numbers import (
     counts_text,
     dollars,
     duration,
-    fates_text,
     number,
     percent,
-    sharing,
     sparkline,
     spent_text,
-    summed,
     total_fates,
     troubles,
 )
@@ -60,7 +57,8 @@ class Progress:
         self.total = self.done = self.sets = self.set_total = self.set_done = self.errors = 0
         self.solved = 0.0
         self.facts = {} if kind == "evaluation" else {"reward": "", "held-out": "not evaluated yet"}
-        self._earlier = 0  # units of earlier sessions took no time in this one
+        # Units of earlier sessions took no time in this one, and say nothing about the time left.
+        self._earlier = 0
         self._loaded = self._started = time.monotonic()
         self._rewards: list[float] = []
         self._scores: dict[str, list[str]] = {}  # of each set and sampling
@@ -68,6 +66,7 @@ class Progress:
         self._tools: Counter[str] = Counter()
         self._cost_usd = 0.0
         self._updates: list[events.UpdateFinished] = []
+        self._left_out: Counter[str] = Counter()
         self._limits: Mapping[str, float] = {}
         self._console, self._quiet = console, quiet
         self._live: Live | None = None
@@ -92,7 +91,8 @@ class Progress:
         before = self.phase
         line = self._count(event)
         if self._live and _COUNTERS.sub("", self.phase) != _COUNTERS.sub("", before):
-            self._live.refresh()  # a short phase is seen, too
+            # A phase that is shorter than the time between two pictures is seen, too.
+            self._live.refresh()
         if isinstance(event, events.Note):
             self._console.print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
         elif line and not self._live and not self._quiet:
@@ -153,8 +153,10 @@ class Progress:
             "reward": f"{metrics.reward_mean:.3f}",
             "tool errors": percent(metrics.tool_use.error_rate),
             "turns": f"{metrics.turns_mean:.2f}",
-            "speed": ", ".join([f"{number(event.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]),
+            "speed": f"{number(event.timing.tokens_per_s)} tokens/s",
         }
+        if metrics.sharing:
+            facts["speed"] += f", {metrics.sharing:.1f} tokens for each unique one"
         met = Counter(
             lost=metrics.trajectories_error, failures=metrics.request_failures, repaired=metrics.replies_repaired
         )
@@ -166,19 +168,21 @@ class Progress:
 
     def _count_update(self, event: events.UpdateFinished) -> str:
         self._updates.append(event)
+        self._left_out.update(event.left_out)
         facts = {
             "reward": f"{event.reward_mean:.3f}",
-            "changes": fates_text(event.fates),
+            "changes": counts_text(event.fates) or "none",
             "lessons": f"{event.lessons:,}",
             "spent": spent_text(event.spent, self._limits),
             "left out": counts_text(event.left_out),
         }
         self.facts |= facts
         self.facts["reward"] = self._curve(event.reward_mean)
-        self.facts["changes"] = fates_text(total_fates([update.fates for update in self._updates]))
-        self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
+        self.facts["changes"] = counts_text(total_fates([update.fates for update in self._updates])) or "none"
+        self.facts["left out"] = counts_text(self._left_out)
         if event.update <= self.done:
-            return ""  # of an earlier session
+            # It was made in an earlier session, whose log has it.
+            return ""
         self.done = event.update
         return self._line(facts)
 

@@ -15,11 +15,10 @@ from midstream.core.trajectory import Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Section
 from midstream.report.draw import chosen
-from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page, label
+from midstream.report.evaluation import evaluated_trajectories, evaluation_page, headline, label
 from midstream.report.training import training_page
 from midstream.report.trajectory import LEGEND, is_stream, template_of, trajectory_document
 from midstream.runs import RunDirectory
-from midstream.runs.files import damaged
 from midstream.runs.info import EvaluationInfo, RunInfo
 from midstream.runs.journal import skip_damage, warn
 
@@ -30,7 +29,7 @@ is proven for this agent: another model, prompt or tool makes the lesson set unp
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
     "training": ("run", "results", "curves", "tools", "update", "counts"),
-    "lessons": ("run", "results", "lessons", "updates", "curves", "cost", "counts"),
+    "lessons": ("run", "results", "lessons", "updates", "curves", "cost"),
     "evaluation": ("run", "results", "notes"),
 }
 
@@ -39,23 +38,19 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     """One test question before and after learning: of those newly solved, the one with the most different actions."""
     evaluations = run.evaluations.read(skip_damage)
     of_test = [result for result in evaluations if result.set_name == "test"] or evaluations
-    kinds = [kind for comparison in comparisons(of_test)[:1] for kind in comparison.by_kind()]
-    found = [(before, after) for _, before, after in kinds if before and after]
-    if not found:
+    _, before, after = headline(of_test)
+    if not (before and after):
         return []
-    before, after = found[-1]  # greedy if that was evaluated
 
     def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
         return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
 
     first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
     try:
-        if len(first) != len(last):
-            raise damaged(last.path, f"it holds {len(last):,} trajectories, and {first.path.name} {len(first):,}")
         entries = enumerate(zip(first.entries(), last.entries(), strict=True))
         solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
         old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
-    except RunError as error:
+    except (RunError, ValueError) as error:  # one of them is damaged, or shorter than the other
         warn(f"no question is shown before and after: {error}")
         return []
     return [(label(before[-1:], ""), old), (label(after[-1:], ""), new)]
@@ -69,13 +64,23 @@ def run_page(run: RunDirectory) -> Block:
     info = run.info()
     lead, sections = _described(run, info)
     shown = samples(run) if info.kind != "evaluation" else []
+    engines: Any = info.resolved.get("engines", {})
+    cpu_s = sum(timing.cpu_s for timing in run.timings.read(skip_damage))
+    facts: dict[str, object] = {
+        "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+        "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+        "devices": ", ".join(f"{name}: {engine['device']}" for name, engine in engines.items() if engine.get("device")),
+        **info.packages,
+        "CPU-seconds of training steps": round(cpu_s, 1) or "",
+    }  # fmt: skip
+    how = [blocks.facts(facts), blocks.fold("The recipe, as resolved", blocks.code(run.recipe()))]
     return blocks.page(
         f"{info.recipe_name}, seed {info.seed}",
         lead,
         [
             *sections,
             ("runs", "One question, turn by turn", side_by_side(shown, template_of(info.resolved))),
-            ("how", "How it was run", _how(run, info)),
+            ("how", "How it was run", how),
             ("limits", "Limits", [blocks.text(run_limits(info))]),
             ("next", "What to try next", [blocks.code("\n".join(next_steps(run)))]),
         ],
@@ -112,20 +117,6 @@ def _described(run: RunDirectory, info: RunInfo) -> tuple[str, list[Section]]:
     return training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
 
 
-def _how(run: RunDirectory, info: RunInfo) -> list[Block | None]:
-    """Versions, machine and recipe of a run."""
-    engines: Any = info.resolved.get("engines", {})
-    cpu_s = sum(timing.cpu_s for timing in run.timings.read(skip_damage))
-    facts: dict[str, object] = {
-        "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
-        "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
-        "devices": ", ".join(f"{name}: {engine['device']}" for name, engine in engines.items() if engine.get("device")),
-        **info.packages,
-        "CPU-seconds of training steps": round(cpu_s, 1) or "",
-    }  # fmt: skip
-    return [blocks.facts(facts), blocks.fold("The recipe, as resolved", blocks.code(run.recipe()))]
-
-
 def run_limits(info: RunInfo) -> str:
     """What a run of this kind and with these engines cannot show, in words."""
     engines: Any = info.resolved.get("engines") or {}
@@ -143,7 +134,7 @@ def next_steps(run: RunDirectory) -> list[str]:
     root, kind = shlex.quote(str(run.root)), run.info().kind
     if kind == "evaluation":
         return [f"midstream show {root} --wrong", f"midstream compare {root} OTHER"]
-    both = any(comparison.after for comparison in comparisons(run.evaluations.read(skip_damage)))
+    both = bool(headline(run.evaluations.read(skip_damage))[2])
     compare = [f"midstream compare {root}@0 {root} --tasks     # the test tasks that changed"] * both
     solve = f'midstream solve "..." --planner {root}     # this agent'
     if kind == "training":

@@ -62,8 +62,7 @@ class Timeline:
         self._began = self._step_began = time.monotonic()
         self._turn = 0  # or, of a stream, the reply
         self._unit = "turn"
-        self._reply: list[Call] = []  # of a stream: requests of the reply under way
-        self._replied = 0  # and the turn that it began
+        self._replied = 0  # of a stream: the turn that the reply under way began
         self._action = Action()  # and its call under way, as it was written
         self._doing = ""  # the module or tool under way
         self._text = ""  # what it has written
@@ -98,7 +97,8 @@ class Timeline:
             return
         how = "stopped by Ctrl-C" if kind is KeyboardInterrupt else "ended by an error"
         what = f"{how} in {self._unit} {self._turn} ({doing})" if doing else how
-        self._console.print(Text(f"\n{what} after {elapsed(time.monotonic() - self._began)}, {_spent(self._requests)}"))
+        took = duration(time.monotonic() - self._began)
+        self._console.print(Text(f"\n{what} after {took}, {_spent(self._requests)}"))
 
     def listen(self, event: TurnEvent) -> None:
         """Show one event."""
@@ -106,8 +106,20 @@ class Timeline:
         if policy and event.kind in ("action", "command", "observation", "user"):
             self._written()
         match event.kind:
+            case "start" if policy and event.turn == self._replied:
+                # The same reply continues.
+                self._doing, self._text = event.role, ""
             case "start":
-                self._start(event)
+                if event.turn == 1 and self._turn == 0 and not self._requests:
+                    # What was loaded before is not the run's time.
+                    self._began = time.monotonic()
+                if event.role in ("planner", POLICY):
+                    self._written()
+                    # A reply may make several turns, or none.
+                    self._unit, self._turn = ("reply", self._turn + 1) if policy else ("turn", event.turn)
+                    self._console.print(Text(f"\n{self._unit} {self._turn}", "bold cyan"))
+                    self._replied = event.turn
+                self._begin(event.role)
             case "text":
                 self._text = (self._text + value)[-_KEPT_TEXT:]
             case "retry":
@@ -115,35 +127,37 @@ class Timeline:
                 self._retries += 1
                 self._print([Row(f"retry {self._retries}", f"{self._doing}: {value}", "warn")])
             case "call":
-                self._called(value)
+                self._text, self._retries = "", 0
+                self._calls.append(value)
+                self._requests.append(value)
+                # The attempts that failed were printed when they did.
+                self._print([row for row in record.trouble_rows(value) if row.label == "repaired"])
             case "user":
                 self._print([stream_row("user", value, sampled=False)])
             case "action" if policy:
                 self._action = value
                 if value.error is not None:
                     self._print([record.call_row(value, None)])
-            case "action":
-                self._step(record.action_rows(value, self._calls))
+            case "action" | "verdict":
+                self._step(record.part_rows(value, self._calls))
             case "command":
                 if policy:
                     self._print([record.call_row(self._action, value)])
                 else:
-                    self._step(record.command_rows(value))
+                    self._step(record.part_rows(value))
                 self._begin(value.tool)
             case "observation":
-                rows = [record.output_row(value)] if policy else record.observation_rows(value)
+                rows = [record.output_row(value)] if policy else record.part_rows(value)
                 # The calls that code made stand before its result, the last row; a stream's part has none of them.
                 for row, call in zip(rows[:-1], value.tool_calls, strict=False):
-                    self._print([row], elapsed(call.duration_s))
-                self._print(rows[-1:], elapsed(value.duration_s))
+                    self._print([row], duration(call.duration_s))
+                self._print(rows[-1:], duration(value.duration_s))
                 self._begin("")
             case "analysis":
                 self._step([Row("analysis", value)])
-            case "verdict":
-                self._step(record.verdict_rows(value))
             case "answer":
                 self._written()
-                self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
+                self._begin("")
             case "agent_run":
                 self._print([Row(event.role, value)])
             case "restart":
@@ -163,10 +177,8 @@ class Timeline:
         self._live.stop()
         requests = [*self._thrown_away, *trajectory.calls]
         self._console.print()
-        reason, lost = record.stopped(trajectory), trajectory.status == "error"
-        if lost:
-            reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
-        took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
+        lost = trajectory.status == "error"
+        took = f"{duration(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
         took += "" if any(call.usage.cost_usd for call in requests) else ", no price set"
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
         if final and trajectory.final:
@@ -175,45 +187,22 @@ class Timeline:
             self._print([Row("answer", "(none)", "soft")])
         else:
             self._print([Row("answer", trajectory.answer, "strong")], self._answer_note, whole=True)
+        reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}" if lost else record.stopped(trajectory)
         self._print([Row("stopped", reason, "bad" if lost else ""), Row("spent", took)])
         self._print([Row("requests", trouble or "none failed", "warn" if trouble else "")])
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def _start(self, event: TurnEvent) -> None:
-        if event.turn == 1 and self._turn == 0 and not self._requests:
-            self._began = time.monotonic()  # what was loaded before is not the run's time
-        if event.role == POLICY and event.turn == self._replied:  # the same reply continues
-            self._doing, self._text = event.role, ""
-            return
-        if event.role in ("planner", POLICY):
-            self._written()
-            # A reply may make several turns, or none.
-            self._unit, self._turn = ("turn", event.turn) if event.role == "planner" else ("reply", self._turn + 1)
-            self._console.print(Text(f"\n{self._unit} {self._turn}", "bold cyan"))
-            self._replied = event.turn
-        self._begin(event.role)
-
     def _begin(self, doing: str) -> None:
         self._doing, self._text, self._calls = doing, "", []
         self._retries, self._step_began = 0, time.monotonic()
 
-    def _called(self, call: Call) -> None:
-        self._text, self._retries = "", 0
-        self._calls.append(call)
-        if call.role == POLICY:
-            self._reply.append(call)
-        self._requests.append(call)
-        if call.repaired:
-            self._print(record.trouble_rows(call)[-1:])  # the attempts that failed stand there already
-
     def _written(self) -> None:
         """Print what an interleaved policy wrote, once its reply is whole; the answer is printed at the end."""
-        calls, self._reply = self._reply, []
-        shown = record.reply_rows(calls, self._template, first=self._turn == 1, without=("call", "answer"))
+        shown = record.reply_rows(self._calls, self._template, first=self._turn == 1, without=("call", "answer"))
         self._answer_note = self._note() or self._answer_note
         self._print(shown, self._note())
-        if calls:
+        if self._calls:
             self._begin("")
 
     def _step(self, rows: list[Row]) -> None:
@@ -224,7 +213,7 @@ class Timeline:
     def _note(self) -> str:
         """What the step took."""
         tokens = sum(call.usage.completion_tokens for call in self._calls)
-        took = elapsed(time.monotonic() - self._step_began)
+        took = duration(time.monotonic() - self._step_began)
         return f"{took}  {counted(tokens, 'token')}" if self._calls else ""
 
     # --- drawing --------------------------------------------------------------------------------------------------
@@ -251,10 +240,10 @@ class Timeline:
         """The live line, below the last lines of what is being written."""
         now = time.monotonic()
         line = Table.grid(padding=(0, 1))
-        status = f"starting {elapsed(now - self._began)}"
+        status = f"starting {duration(now - self._began)}"
         if self._turn:
-            what = f"{self._unit} {self._turn}  {self._doing or 'waiting'} {elapsed(now - self._step_began)}"
-            status = f"{what}   in all {elapsed(now - self._began)}, {_spent(self._requests)}"
+            what = f"{self._unit} {self._turn}  {self._doing or 'waiting'} {duration(now - self._step_began)}"
+            status = f"{what}   in all {duration(now - self._began)}, {_spent(self._requests)}"
         line.add_column()
         line.add_column(no_wrap=True, overflow="ellipsis")
         line.add_row(self._spinner, Text(status, "dim"))
@@ -269,10 +258,3 @@ def _spent(calls: Sequence[Call]) -> str:
     used = usage_of(calls)
     cost = f", ${used.cost_usd:,.4f}" if used.cost_usd else ""
     return f"{used.prompt_tokens:,} + {used.completion_tokens:,} tokens{cost}"
-
-
-def elapsed(seconds: float) -> str:
-    """A short time as "0.04s" or "3.2s", a long one as `numbers.duration` has it."""
-    if seconds >= 60:
-        return duration(seconds)
-    return f"{seconds:.1f}s" if seconds >= 0.1 else f"{seconds:.2f}s"

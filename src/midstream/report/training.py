@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.report import blocks
-from midstream.report.blocks import Block, Cell, Section, chart, charts, curve, line, text
+from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, line, text
 from midstream.report.evaluation import (
     all_evaluations,
     before_and_after,
-    comparisons,
-    curves,
-    families,
-    is_greedy,
+    by_set,
+    ends,
+    headline,
     success,
     where,
 )
@@ -27,11 +26,10 @@ from midstream.report.numbers import (
     mean,
     nothing_learned,
     percent,
-    running_mean,
-    summed,
 )
 
 _BAND_POINTS = 60
+_SMOOTH_POINTS = 40
 _MOST_BANDS = 6
 
 
@@ -47,10 +45,10 @@ def training_page(
         ("summary", "At a glance", [blocks.tiles(tiles(timings, evaluations))]),
         ("results", "Results", results_of(evaluations)),
         ("evaluations", "All evaluations", all_evaluations(evaluations)),
-        ("curves", "Training curves", [progress(metrics, evaluations), families_by_step(evaluations), parts(metrics)]),
+        ("curves", "Training curves", [progress(metrics, evaluations), parts(metrics)]),
         ("tools", "Use of tools", [tools(metrics), schedules(metrics), *streams(metrics)]),
         ("update", "The policy update", [update(metrics, timings), *warnings]),
-        ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
+        ("counts", "What was counted and left out", [counts(metrics)]),
     ]
 
 
@@ -60,9 +58,8 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
     if nothing := nothing_learned([step.no_contrast for step in metrics], "step"):
         sentences.append(f"There was {nothing}.")
-    if found := comparisons(evaluations):
-        # Greedy if that was evaluated.
-        kind, before, after = found[0].by_kind()[-1]
+    kind, before, after = headline(evaluations)
+    if before:
         how = "taking its most likely choices" if kind == "greedy" else f"sampling at {before[0].sampling}"
         tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
         first, last = percent(success(before)), percent(success(after))
@@ -83,15 +80,15 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
 def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
     """Success, tool errors and turns before and after, training time."""
     found: list[dict[str, str]] = []
-    for comparison in comparisons(evaluations)[:1]:
-        for kind, before, after in reversed(comparison.by_kind()):
+    for kinds in list(by_set(evaluations).values())[:1]:
+        for kind, results in reversed(kinds.items()):
+            before, after = ends(results)
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
             note = f"{before[0].tasks:,} held-out tasks"
             found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
-        if comparison.after:
-            # Sampled results show the policy's habits.
-            both = (comparison.before, comparison.after)
-            sides = [[result for result in side if not is_greedy(result)] or side for side in both]
+        # Sampled results show the policy's habits.
+        sides = ends(kinds.get("sampled") or kinds["greedy"])
+        if sides[1]:
             errors = [percent(mean([result.tool_use.error_rate for result in side])) for side in sides]
             turns = [f"{fmean(result.turns_mean for result in side):.2f}" for side in sides]
             found.append(blocks.tile("Tool errors", errors[1], "share of turns, sampled", before=errors[0]))
@@ -106,13 +103,13 @@ def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]
 def results_of(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
     """A before-after table a set, the test set first, with the use of tools on it; and how sure all of them are."""
     found, sure = list[Block | None](), list[str]()
-    for comparison in sorted(comparisons(evaluations), key=lambda each: each.before[0].set_name != "test"):
-        found += before_and_after(comparison)
-        if comparison.before[0].set_name == "test":
-            found.append(tool_shift(comparison.before, comparison.after))
-        both = [*comparison.before, *comparison.after]
-        if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
-            sure.append(f"±{max(widths) * 100:.1f} points on {where(both[0])}")
+    for name, kinds in sorted(by_set(evaluations).items(), key=lambda item: item[0] != "test"):
+        found += before_and_after(name, kinds)
+        if name == "test":
+            found.append(tool_shift(*ends(kinds.get("sampled", []))))
+        known = [result.interval for results in kinds.values() for side in ends(results) for result in side]
+        if widths := [(high - low) / 2 for low, high in filter(None, known)]:
+            sure.append(f"±{max(widths) * 100:.1f} points on {name}")
     words = f"Each mean is known to about {', '.join(sure)} (95%). That covers the choice of tasks, not how another "
     found.append(text(f"{words}training seed would turn out." if sure else "", "soft"))
     return found if evaluations else [text("Nothing was evaluated on held-out tasks.", "soft")]
@@ -142,12 +139,12 @@ def tool_shift(before: Sequence[EvaluationResult], after: Sequence[EvaluationRes
 def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
     """Training reward and held-out success by step, side by side."""
     counted = [step for step in metrics if step.trajectories_error < max(1, step.trajectories)]
-    raw = buckets([(step.step, step.reward_mean) for step in counted], blocks.LINE_POINTS)
-    window = max(1, len(raw) // 20)
-    lines, note = [line("reward", running_mean(raw, window))], "mean of the sampled runs"
-    if window > 1:
-        lines.insert(0, line("reward", raw, faint=True))
-        note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
+    points = [(step.step, step.reward_mean) for step in counted]
+    lines, note = [line("reward", buckets(points, blocks.LINE_POINTS))], "mean of the sampled runs"
+    if len(points) > _SMOOTH_POINTS:
+        smooth = buckets(points, _SMOOTH_POINTS)
+        lines = [{**lines[0], "faint": True}, line("reward", smooth)]
+        note = f"bold: mean of {round(len(points) / len(smooth))} steps"
     return charts(
         chart("Training reward", note, lines),
         chart("Held-out success", "tasks kept out of training", held_out(evaluations)),
@@ -156,11 +153,14 @@ def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationRes
 
 def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
-    found = [
-        (kind, results[0].set_name, _by_step(results))
-        for kind in ("greedy", "sampled")
-        for results in curves(evaluations, kind).values()
-    ]
+    found: list[tuple[str, str, list[Point]]] = []
+    for kinds in by_set(evaluations).values():
+        for kind, results in kinds.items():
+            steps = dict.fromkeys(result.step or 0 for result in results)
+            points: list[Point] = [
+                (step, success([each for each in results if each.step == step]) or 0.0) for step in steps
+            ]
+            found.append((kind, results[0].set_name, points))
     least = min(3, max((len(points) for _, _, points in found), default=0))
     found = [each for each in found if len(each[2]) >= least]
     several = len({set_name for _, set_name, _ in found}) > 1
@@ -168,28 +168,6 @@ def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
         line(f"{set_name} {kind}" if several else kind, points, place % blocks.COLORS + 1)
         for place, (kind, set_name, points) in enumerate(found)
     ]
-
-
-def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> list[Point]:
-    """Success at each step, of one family or of all, averaged over the seeds evaluated there."""
-    by_step: dict[int, list[EvaluationResult]] = {}
-    for result in results:
-        by_step.setdefault(result.step or 0, []).append(result)
-    return [(step, value) for step, found in by_step.items() if (value := success(found, family)) is not None]
-
-
-def families_by_step(evaluations: Sequence[EvaluationResult]) -> Block | None:
-    """Success of each family by step, of the set evaluated most often; of several, the largest."""
-    by_set = curves(evaluations, "greedy") or curves(evaluations, "sampled")
-    found = max(by_set.values(), key=lambda results: (len(results), results[0].tasks), default=[])
-    if not found or found[0].step == found[-1].step:
-        return None
-    shown = []
-    for family in families(found):
-        points = _by_step(found, family)
-        note = f"{percent(points[0][1])} → {percent(points[-1][1])}"
-        shown.append(chart(family, note, [line(family, points)], size="tiny"))
-    return blocks.fold(f"By family on {found[0].set_name}, {found[0].sampling}", charts(*shown))
 
 
 def tools(metrics: Sequence[StepMetrics]) -> Block | None:
@@ -207,12 +185,10 @@ def tools(metrics: Sequence[StepMetrics]) -> Block | None:
     for name, members, color in bands:
         shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
         lines.append(line(name, buckets(shares, _BAND_POINTS), color))
-    last = ", ".join(f"{band['name']} {band['points'][-1][1]:.0%}" for band in lines)
-    words = f"Share of turns at the last step: {last}" if last else ""
     errors = [(step.step, step.tool_use.error_rate) for step in used]
     wrong = "malformed, invalid or failed, share of turns"
     return charts(
-        chart("Tools chosen", "share of turns in training runs", lines, words, stacked=True),
+        chart("Tools chosen", "share of turns in training runs", lines, stacked=True),
         curve("Tool errors", wrong, errors, blocks.BAD, as_percent=True),
         curve("Turns a run", "mean of finished runs", [(step.step, step.turns_mean) for step in used], 3),
     )
@@ -224,9 +200,11 @@ def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
     for step in metrics:
         for name, value in step.schedules.items():
             found.setdefault(name, []).append((step.step, value))
-    stage = found.pop("tasks.stages", [])
-    curves = [curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()]
-    return charts(curve("tasks.stages", "the stage", stage, 4) if stage else None, *curves)
+    shown = []
+    for name, points in found.items():
+        of_tool = name != "training.stages"
+        shown.append(curve(name, "probability" if of_tool else "the stage", points, 4, as_percent=of_tool))
+    return charts(*shown)
 
 
 def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
@@ -253,8 +231,6 @@ def streams(metrics: Sequence[StepMetrics]) -> list[Block | None]:
         text("Calls of the policy:", "soft"),
         charts(
             _curve("Reasoning a call", reasoning, measured, "reasoning_per_call", 1),
-            _curve("Calls a run", "of any kind", measured, "calls_mean", 2),
-            _curve("Correct calls", "share with a result", measured, "correct_rate", 3, as_percent=True),
             _curve("Calls to the answer", "of runs that answer", measured, "steps_to_answer", 4),
             curve("Runs that answer", "share", answered, 5, as_percent=True),
         ),
@@ -281,30 +257,30 @@ def parts(metrics: Sequence[StepMetrics]) -> Block | None:
     return blocks.fold("Parts of the reward", charts(*found))
 
 
-def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
+def counts(metrics: Sequence[StepMetrics]) -> Block | None:
     """What went into training and what did not, each with its meaning."""
 
-    def total(name: str, of: Sequence[StepMetrics] | Sequence[EvaluationResult] = metrics) -> int:
-        return sum(getattr(record, name) for record in of)
+    def total(name: str) -> int:
+        return sum(getattr(step, name) for step in metrics)
+
+    def sums(name: str) -> Iterable[tuple[str, int]]:
+        return sum((Counter(getattr(step, name)) for step in metrics), Counter()).items()
 
     lost = "an endpoint, tool or sandbox failed; never a reward of 0"
-    sums = (summed(getattr(step, name) for step in metrics) for name in ("samples_left_out", "limits", "rows_split"))
-    left_out, limits, split = sums
     rows = [
         ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
         ("Trajectories lost to errors", total("trajectories_error"), lost),
         ("Trajectories run again", total("trajectories_retried"), "broke down at least once before they ended"),
-        *(("Trajectories ended by a limit", count, reason.replace("_", " ")) for reason, count in limits.items()),
+        *(("Trajectories ended by a limit", count, reason.replace("_", " ")) for reason, count in sums("limits")),
         ("Request failures", total("request_failures"), "attempts of single requests, tried again"),
         ("Replies repaired", total("replies_repaired"), "not JSON until they were repaired"),
         ("Groups", total("groups"), "all runs of one task at one step"),
         ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
         ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
-        *(("Rows split from a conversation", count, reason) for reason, count in split.items()),
-        *(("Samples left out", count, reason) for reason, count in left_out.items()),
-        ("Evaluation tasks without a result", total("errors", evaluations), "counted as wrong"),
-        ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
-        ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
+        *(("Rows split from a conversation", count, reason) for reason, count in sums("rows_split")),
+        *(("Samples left out", count, reason) for reason, count in sums("samples_left_out")),
     ]
-    return blocks.counts("Sums over all steps.", rows)
+    cells = [(name, f"{count:,}", cell(note, "soft")) for name, count, note in rows if count]
+    caption = "Sums over all steps. What is not listed did not happen."
+    return blocks.table(caption, ("What", "Count", "Meaning"), cells, last=1)

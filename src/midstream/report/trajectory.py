@@ -24,15 +24,13 @@ from pydantic import JsonValue
 
 from midstream.core import stream as streams
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
-from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
+from midstream.core.sequences import trainable
 from midstream.core.stream import POLICY, Piece
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
-from midstream.core.text import visible
 from midstream.core.trajectory import (
     Action,
     Call,
     Command,
-    ErrorInfo,
     Observation,
     Score,
     StopReason,
@@ -41,8 +39,8 @@ from midstream.core.trajectory import (
     Verdict,
 )
 from midstream.report import blocks
-from midstream.report.blocks import Block
-from midstream.report.numbers import counted, cut, listed, number, shorten, troubles
+from midstream.report.blocks import Block, safe
+from midstream.report.numbers import counted, cut, number, shorten, troubles
 
 _VOTE = 40  # characters of an answer among votes
 _BRIEF = 160  # characters of a turn in a list of turns
@@ -73,39 +71,52 @@ class Row(NamedTuple):
 def opening_rows(trajectory: Trajectory) -> list[Row]:
     """What came before the first turn: the analysis of the query, and requests that failed."""
     rows = [Row("analysis", trajectory.analysis)] if trajectory.analysis else []
-    return rows + [row for call in trajectory.opening_calls for row in trouble_rows(call)]
+    return rows + trouble_rows(*trajectory.opening_calls)
 
 
 def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
     """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
     if stream:
-        rows = stream_rows(turn, template)
+        rows = [stream_row("user", turn.user, sampled=False)] if turn.user else []
+        rows += reply_rows(turn.calls, template, first=turn.index == 1, without=("call",) * (turn.action is not None))
+        rows += [call_row(turn.action, turn.command)] if turn.action is not None else []
+        rows += [output_row(turn.observation)] if turn.observation is not None else []
     else:
-        rows = action_rows(turn.action, turn.calls) if turn.action is not None else []
-        rows += command_rows(turn.command) if turn.command is not None else []
-        rows += observation_rows(turn.observation) if turn.observation is not None else []
-        rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
-    rows += [row for call in turn.calls for row in trouble_rows(call)]
+        parts = (turn.action, turn.command, turn.observation, turn.verdict)
+        rows = [row for part in parts if part is not None for row in part_rows(part, turn.calls)]
+    rows += trouble_rows(*turn.calls)
     if turn.error is not None:
-        label = broken_by(turn.error)
-        rows.append(Row(label, turn.error.line, "warn" if label == "limit" else "bad"))
+        limit = turn.error.type in _LIMITS
+        rows.append(Row("limit" if limit else "broken", turn.error.line, "warn" if limit else "bad"))
     return rows
 
 
-def action_rows(action: Action, calls: Sequence[Call] = ()) -> list[Row]:
-    """The planner's decision; of a malformed one what was sampled, if `calls` hold it."""
-    if action.error is not None:
-        rows = [Row("action", f"malformed: {action.error}", "bad")]
-        sampled = next((call.completion for call in calls if call.role == "planner" and call.completion), "")
-        return rows + ([Row("sampled", sampled)] if sampled else [])
-    rows = [Row("sub-goal", action.sub_goal), Row("tool", action.tool, "name")]
-    return rows + ([Row("context", action.context)] if action.context else [])
-
-
-def command_rows(command: Command) -> list[Row]:
-    """The executor's tool call or program."""
-    label = "command" if command.code is None else "code"
-    return [Row(label, command_text(command), "bad" if command.error else "")]
+def part_rows(part: Action | Command | Observation | Verdict, calls: Sequence[Call] = ()) -> list[Row]:
+    """A part of a turn of modules; of a malformed action also what was sampled, if `calls` hold it."""
+    match part:
+        case Action(error=str(error)):
+            rows = [Row("action", f"malformed: {error}", "bad")]
+            sampled = next((call.completion for call in calls if call.role == "planner" and call.completion), "")
+            return rows + ([Row("sampled", sampled)] if sampled else [])
+        case Action():
+            rows = [Row("sub-goal", part.sub_goal), Row("tool", part.tool, "name")]
+            return rows + ([Row("context", part.context)] if part.context else [])
+        case Command():
+            label = "command" if part.code is None else "code"
+            return [Row(label, command_text(part), "bad" if part.error else "")]
+        case Observation():
+            rows = []
+            for call in part.tool_calls:
+                lost = call.status == "error"
+                text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
+                rows.append(Row("call", text, "bad" if lost else ""))
+            failed = part.status == "error"
+            tone: Tone = "soft" if not part.text else "bad" if failed else ""
+            return [*rows, Row("error" if failed else "observation", part.text or "(empty)", tone)]
+        case Verdict():
+            judged = "result valid" if part.result_valid else "result not valid"
+            analysis = f": {part.analysis}" if part.analysis else ""
+            return [Row("verdict", f"{part.signal}, {judged}{analysis}")]
 
 
 def command_text(command: Command) -> str:
@@ -125,35 +136,18 @@ def call_text(tool: str, arguments: dict) -> str:
     return f"{tool}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in arguments.items())})"
 
 
-def observation_rows(observation: Observation) -> list[Row]:
-    """The result of a command, after the calls that its code made."""
-    failed = observation.status == "error"
-    rows: list[Row] = []
-    for call in observation.tool_calls:
-        lost = call.status == "error"
-        text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
-        rows.append(Row("call", text, "bad" if lost else ""))
-    tone = "soft" if not observation.text else "bad" if failed else ""
-    return [*rows, Row("error" if failed else "observation", observation.text or "(empty)", tone)]
-
-
-def verdict_rows(verdict: Verdict) -> list[Row]:
-    """The verifier's judgement."""
-    judged = "result valid" if verdict.result_valid else "result not valid"
-    analysis = f": {verdict.analysis}" if verdict.analysis else ""
-    return [Row("verdict", f"{verdict.signal}, {judged}{analysis}")]
-
-
-def trouble_rows(call: Call) -> list[Row]:
-    """Failed attempts of a request, and a reply that had to be repaired. Its final error is the turn's."""
-    role = call.role or call.engine or "request"
-    rows = [Row(f"retry {place}", f"{role}: {reason}", "warn") for place, reason in enumerate(call.failures, 1)]
-    if call.repaired:
-        rows.append(Row("repaired", f"the reply of the {role} was not JSON until it was repaired", "warn"))
+def trouble_rows(*calls: Call) -> list[Row]:
+    """Failed attempts of requests, and replies that had to be repaired. Their final error is the turn's."""
+    rows = []
+    for call in calls:
+        role = call.role or call.engine or "request"
+        rows += [Row(f"retry {place}", f"{role}: {reason}", "warn") for place, reason in enumerate(call.failures, 1)]
+        if call.repaired:
+            rows.append(Row("repaired", f"the reply of the {role} was not JSON until it was repaired", "warn"))
     return rows
 
 
-def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
+def end_rows(trajectory: Trajectory) -> list[Row]:
     """What there is to know of a run's end below its answer: its outcome, why it stopped, what failed around it."""
     outcome = outcome_words(trajectory.outcome)
     rows = [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
@@ -163,8 +157,6 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
         votes = ", ".join(f"{count} x {shorten(answer, _VOTE)}" for answer, count in last.most_common())
         words = f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"
         rows.append(Row("chains", words))
-    if is_stream(trajectory) and template is not None:
-        rows.append(Row("format", format_words(trajectory, template)))
     rows.append(Row("stopped", stopped(trajectory)))
     if trajectory.held_back:
         rows.append(Row("held back", trajectory.held_back, "warn"))
@@ -174,36 +166,7 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
         rows.append(Row(f"run {attempt}", f"failed: {error.line}", "warn"))
     if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
         rows.append(Row("requests", trouble, "warn"))
-    for place, line in enumerate(sequence_words(trajectory)):
-        rows.append(Row("" if place else "rows", line))
     return rows
-
-
-def sequence_words(trajectory: Trajectory) -> list[str]:
-    """How the calls with token ids become training rows, and the first split of each kind; of one call nothing.
-
-    Calls are numbered from 1 among all of the trajectory. Modules have rows of their own.
-    """
-    modules: dict[str, dict[int, Call]] = {}
-    for place, call in enumerate(trajectory.calls, 1):
-        if trainable(call):
-            modules.setdefault(call.role, {})[place] = call
-    lines = []
-    for role, numbered in modules.items():
-        numbers, calls = list(numbered), list(numbered.values())
-        if len(calls) < 2:
-            continue
-        sent = sum(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
-        tokens = f"{sent:,} tokens sent, {distinct_tokens(calls):,} distinct"
-        name = f"{role}: " if len(modules) > 1 else ""
-        lines.append(f"{name}{len(joined(calls)):,} of {counted(len(calls), 'call')}; {tokens}")
-        kinds: dict[str, list[Split]] = {}
-        for split in splits(calls):
-            kinds.setdefault(split.why, []).append(split)
-        for why, (first, *more) in kinds.items():
-            place = f"call {numbers[first.call]} split from call {numbers[first.of]} after {first.shared:,} tokens"
-            lines.append(f"{place}: {why}" + (f" (and {len(more):,} more)" if more else ""))
-    return lines
 
 
 def stopped(trajectory: Trajectory) -> str:
@@ -214,11 +177,6 @@ def stopped(trajectory: Trajectory) -> str:
 def stop_words(reason: StopReason) -> str:
     """A stop reason in words."""
     return _REASONS.get(reason, reason.replace("_", " "))
-
-
-def broken_by(error: ErrorInfo) -> str:
-    """What ended a turn: a "limit" of context or time, or else it is "broken"."""
-    return "limit" if error.type in _LIMITS else "broken"
 
 
 WRITTEN, PUT_IN = "▸", "◂"
@@ -245,19 +203,10 @@ def template_of(resolved: Mapping[str, Any]) -> Template | None:
         return None
 
 
-def stream_rows(turn: Turn, template: Template | None) -> list[Row]:
-    """A turn of a stream: what a user said, what the policy wrote, its call, and the result."""
-    rows = [stream_row("user", turn.user, sampled=False)] if turn.user else []
-    rows += reply_rows(turn.calls, template, first=turn.index == 1, without=("call",) * (turn.action is not None))
-    if turn.action is not None:
-        rows.append(call_row(turn.action, turn.command))
-    return rows + ([output_row(turn.observation)] if turn.observation is not None else [])
-
-
 def last_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
     """The reply that ended a stream, and requests that failed after the last turn."""
     rows = reply_rows(trajectory.closing_calls, template, first=not trajectory.turns)
-    return rows + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
+    return rows + trouble_rows(*trajectory.closing_calls)
 
 
 def reply_rows(
@@ -274,7 +223,7 @@ def reply_rows(
     if written and template is not None:
         labels = {"text": "reply"} if template.appends == "message" else {}
         here = template if first else template.model_copy(update={"opening": ""})
-        for block in streams.blocks([Piece(text=written, sampled=True, turn=0)], here):
+        for block in streams.blocks([Piece(text=written, sampled=True)], here):
             wrong = _malformed(block, template)
             if (block.kind != "text" or block.body.strip()) and (wrong or block.kind not in without):
                 rows.append(stream_row(labels.get(block.kind, block.kind), block.body.strip()))
@@ -300,15 +249,6 @@ def output_row(observation: Observation) -> Row:
     """The result of a call."""
     failed = observation.status == "error"
     return stream_row("error" if failed else "output", observation.text, sampled=False, failed=failed)
-
-
-def format_words(trajectory: Trajectory, template: Template) -> str:
-    """Whether the stream keeps the template's form, and which of its parts it lacks."""
-    pieces = streams.stream_of(trajectory)
-    if streams.is_strict(pieces, template):
-        return "strict: every part is there, closed, in order"
-    missing = [name for name, there in streams.tags_present(pieces, template).items() if not there]
-    return f"not strict: {listed(missing)} missing" if missing else "not strict: every part is there, not in order"
 
 
 def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
@@ -355,7 +295,7 @@ def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) 
         found.append(blocks.text(f"lost to {trajectory.error.text}{more}", "bad"))
     answer = Row("answer", "(none)", "soft") if trajectory.answer is None else Row("answer", trajectory.answer)
     gold = [Row("gold", trajectory.gold)] if trajectory.gold is not None else []
-    return [*found, _facts([answer, *gold, reward_row(trajectory.reward), *end_rows(trajectory, template)])]
+    return [*found, _facts([answer, *gold, reward_row(trajectory.reward), *end_rows(trajectory)])]
 
 
 def _facts(rows: Sequence[Row]) -> Block | None:
@@ -402,29 +342,22 @@ def trajectory_document(
             }
         )
         at += len(turn.calls)
+    recorded = ("id", "family", "question", "agent", "gold", "answer", "status", "cost_usd", "duration_s")
     document = {
-        "id": trajectory.id,
+        **{name: getattr(trajectory, name) for name in recorded},
         "place": 0,
         "part": "",
         "task": trajectory.task_id,
-        "family": trajectory.family,
-        "question": trajectory.question,
-        "agent": trajectory.agent,
-        "gold": trajectory.gold,
-        "answer": trajectory.answer,
         "reward": trajectory.reward and trajectory.reward.value,
         "reward_parts": trajectory.reward.parts if trajectory.reward else {},
         "feedback": trajectory.reward.feedback if trajectory.reward else "",
         "advantage": None,
-        "status": trajectory.status,
         "stop": stop_words(trajectory.stop_reason),
         "error": "" if error is None else error.message if error.foreign else error.text,
-        "cost_usd": trajectory.cost_usd,
-        "duration_s": trajectory.duration_s,
         "prompt_tokens": sum(call["prompt_tokens"] for call in calls),
         "completion_tokens": sum(call["completion_tokens"] for call in calls),
         "opening": rows_document(opening_rows(trajectory)),
-        "end": rows_document([*last_rows(trajectory, template), *end_rows(trajectory, template)]),
+        "end": rows_document([*last_rows(trajectory, template), *end_rows(trajectory)]),
         "turns": turns,
         "first_turn": first,
         "turns_total": len(trajectory.turns),
@@ -481,12 +414,3 @@ def brief(turn: Turn) -> dict[str, str]:
         tool = action.tool or (command.tool if command else "")
         failed |= bool(command and command.error) or bool(observation and observation.status == "error")
     return {"tool": tool, "brief": cut(" ".join(text.split()), _BRIEF), "tone": "bad" * failed}
-
-
-def safe(value: Any) -> Any:
-    """A JSON value with control characters written out in each text."""
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, dict):
-        return {visible(str(key)): safe(entry) for key, entry in value.items()}
-    return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, JsonValue, TypeAdapter, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
@@ -25,9 +25,9 @@ from midstream.core.answers import extract
 from midstream.core.data import Frozen, object_schema
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, RefusedError, RewardError
-from midstream.core.keyed_file import KeyedFile
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
+from midstream.core.sqlite_file import SqliteFile
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.text_file import shipped_prompt
@@ -111,7 +111,7 @@ class Judge:
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self._rubric = config.rubric.strip() or shipped_prompt("midstream.rewards", "rubric").strip()
         self._system, self._user = shipped_prompt("midstream.rewards", "judge").split("<!-- user -->\n")
-        self._kept = verdict_file(config.cache) if config.cache else None
+        self._kept = VerdictFile(config.cache) if config.cache else None
         self._flights: SingleFlight[JudgeVerdict] = SingleFlight()
 
     def check(self, task: Task) -> None:
@@ -171,13 +171,13 @@ class Judge:
         async def find_or_ask() -> JudgeVerdict:
             nonlocal fresh
             # In threads: a write waits for the disk, and readers wait for the write.
-            found = await asyncio.to_thread(self._kept.find_json, key, VERDICT) if self._kept else None
+            found = await asyncio.to_thread(self._kept.find, key) if self._kept else None
             if found is None:
                 fresh, found = True, await self._ask(messages, derive_seed(ROLE, key))
                 if self._kept:
                     # If another process was faster, its verdict counts: later runs will read it.
-                    await asyncio.to_thread(self._kept.keep, key, found.model_dump_json())
-                    kept = await asyncio.to_thread(self._kept.find_json, key, VERDICT)
+                    await asyncio.to_thread(self._kept.keep, key, found)
+                    kept = await asyncio.to_thread(self._kept.find, key)
                     found = found.model_copy(update={"correct": (kept or found).correct})
             return found
 
@@ -245,16 +245,29 @@ class JudgeVerdict(Frozen):
     calls: tuple[Call, ...]
 
 
-VERDICT = TypeAdapter(JudgeVerdict)
+class VerdictFile(SqliteFile):
+    """The verdicts in a directory, by key. Raises as `SqliteFile`."""
 
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            directory / FILE,
+            application=APPLICATION,
+            version=FORMAT,
+            schema=("CREATE TABLE verdicts (key TEXT PRIMARY KEY, value TEXT)",),
+            what="judge's cache",
+            setting="`cache` of the judge",
+        )
 
-def verdict_file(directory: Path) -> KeyedFile:
-    """The verdicts in `directory`, by key."""
-    return KeyedFile(
-        directory / FILE,
-        application=APPLICATION,
-        version=FORMAT,
-        table="verdicts",
-        what="judge's cache",
-        setting="`cache` of the judge",
-    )
+    def find(self, key: str) -> JudgeVerdict | None:
+        """The verdict of a key; None without one."""
+        with self.access() as connection:
+            found = connection.execute("SELECT value FROM verdicts WHERE key = ?", (key,)).fetchone()
+        try:
+            return JudgeVerdict.model_validate_json(found[0]) if found else None
+        except ValidationError as error:
+            raise self.unusable(error) from error
+
+    def keep(self, key: str, verdict: JudgeVerdict) -> None:
+        """Store a verdict unless the key has one."""
+        with self.access() as connection:
+            connection.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", (key, verdict.model_dump_json()))

@@ -32,7 +32,7 @@ from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.runs.files import storage_errors
-from midstream.runs.journal import Journal, read_models, skip_damage
+from midstream.runs.journal import Journal, Records, skip_damage
 
 HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
 _COST_UNITS = 10**11  # costs are added up in billionths of a cent, as integers, so that a sum does not depend on order
@@ -116,7 +116,7 @@ class Budget:
         """Resume from the entries in `path`, and write there from now on."""
         with storage_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        for entry in read_models(path, Entry):
+        for entry in Records(path, Entry).read():
             self._book(entry)
             self._before_s = max(self._before_s, entry.time_s)
         self._began = self._clock()
@@ -248,7 +248,7 @@ def _total(entries: Iterable[Entry]) -> Spent:
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
     """Return what a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
     # A later line of a number is the use after its reservation.
-    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}
+    latest = {entry.number: entry for entry in Records(path, Entry).read(skip_damage)}
     found = defaultdict[tuple[str, str], list[Entry]](list)
     for entry in latest.values():
         found[entry.phase, entry.role].append(entry)

@@ -24,7 +24,6 @@ run.lock                        held while training or evaluating
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from itertools import chain
 from pathlib import Path
 
 from midstream.components.own import file_of
@@ -35,9 +34,9 @@ from midstream.runs import results
 from midstream.runs.checkpoint import Checkpoints
 from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
 from midstream.runs.info import Learned, RunInfo, RunState, RunStatus, parse_info, utc_now
-from midstream.runs.journal import Records, Report, filter_records, read_records, skip_damage, warn
+from midstream.runs.journal import Records, Report, filter_records, read_records, warn, warn_of_damage
 from midstream.runs.lock import exclusive_lock, is_locked
-from midstream.runs.segments import Segments
+from midstream.runs.segments import Segments, evaluation_name
 
 
 class RunDirectory:
@@ -148,13 +147,6 @@ class RunDirectory:
         for error in self.damage():
             raise error
 
-    def accept_damage(self) -> None:
-        """Remove unreadable records of metrics, timings and evaluations; the old file stays as FILE.damaged."""
-        for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            before = path.read_bytes() if path.exists() else b""
-            if filter_records(path, lambda record: True, skip_damage):
-                atomic_write(path.with_name(f"{path.name}.damaged"), before)
-
     def status(self) -> RunStatus:
         """The state of the run; "interrupted" without a status file, or if "running" has no live process behind it."""
         try:
@@ -168,8 +160,12 @@ class RunDirectory:
 
     def find_trajectory(self, id_or_prefix: str) -> Trajectory:
         """The only trajectory, of a step or an evaluation, with this id or beginning of an id (see `Segments.find`)."""
-        journals = (self.results_path, self.ledger_dir / "rollouts.jsonl")
-        return self.trajectories.find(id_or_prefix, chain.from_iterable(map(results.candidates, journals)))
+        unfinished = (
+            (evaluation_name(result.set), result.id, lambda result=result: result.trajectory)
+            for path in (self.results_path, self.ledger_dir / "rollouts.jsonl")
+            for result in results.read(path, warn_of_damage)
+        )
+        return self.trajectories.find(id_or_prefix, unfinished)
 
     def rewind(self, step: int) -> None:
         """Remove everything of later steps: metrics, timings, evaluations, trajectories, checkpoints.

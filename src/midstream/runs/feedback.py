@@ -7,8 +7,7 @@ last entry for a target counts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -61,20 +60,11 @@ def add_feedback(root: Path, said: Mapping[str, str | None]) -> Feedback:
     Several processes may add at once. Raises `StorageError`.
     """
     path, entry = root / NAME, Feedback.model_validate(said)
-    with _locked(path):
+    with storage_errors(path), open_file(path, "ab") as file:
+        # A vote keeps what the entry before it said, so nobody adds one in between.
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX)
         if before := read_feedback(root).get(entry.target):
             entry = entry.model_copy(update={key: getattr(before, key) for key in ("vote", "note") if key not in said})
         Records(path, Feedback).append(entry)
     return entry
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the file, which is created if it is missing: a vote keeps what the entry before it said."""
-    with storage_errors(path):
-        file = open_file(path, "ab")
-    with file:
-        if sys.platform != "win32":
-            with storage_errors(path):
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield

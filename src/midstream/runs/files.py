@@ -22,25 +22,17 @@ from midstream.core.errors import RunError, StorageError
 
 _REFUSED = (errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 _RESUME = "then give the command again, or `midstream resume` the run"
-# Code, cause and fix by the system's name of the error, because not every platform has every number.
-_PROBLEMS = {
-    "ENOENT": ("write-failed", "its directory does not exist", "make it, or write elsewhere"),
-    "ENOSPC": ("disk-full", "the disk is full", f"free space on that disk, {_RESUME}"),
-    "EDQUOT": ("disk-full", "your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
-    "EFBIG": ("disk-full", "the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),
-    "EROFS": ("write-failed", "the file system is read-only", f"remount it writable or write elsewhere, {_RESUME}"),
-    "EACCES": ("write-failed", "this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
-    "EPERM": ("write-failed", "this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
-    "EIO": ("write-failed", "the disk reported a hardware error", f"check the disk and the system log, {_RESUME}"),
-}
-_OTHER_PROBLEM = ("write-failed", "the system refused the write", f"fix the error above, {_RESUME}")
+# The system's names of errors: not every platform has every number.
+_FULL = ("ENOSPC", "EDQUOT", "EFBIG")
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:
     """The `StorageError` that explains what `error` means for `path` and how to fix it."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    code, cause, fix = _PROBLEMS.get(name, _OTHER_PROBLEM)
-    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", code=code, cause=cause, fix=fix)
+    code, fix = "write-failed", "correct that, or write elsewhere"
+    if name in _FULL:
+        code, fix = "disk-full", "free space on that disk, or raise the quota or the limit (`ulimit -f`)"
+    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", code=code, fix=f"{fix}, {_RESUME}")
 
 
 def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> RunError:
@@ -50,21 +42,21 @@ def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> Ru
 
 def open_file(path: Path, mode: str = "rb", buffering: int = -1) -> BinaryIO:
     """Open a file of a run. Raises `RunError` for a link, a pipe or a device: reading it could end nowhere."""
+
+    def open_regular(path: str, flags: int) -> int:
+        # Without blocking: a pipe would wait for its other end. Windows has neither flag.
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
     try:
-        return cast(BinaryIO, open(path, mode, buffering, opener=_open_regular))
+        return cast(BinaryIO, open(path, mode, buffering, opener=open_regular))
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         raise damaged(path, "it is a link, a pipe or a device, not a file") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    # Without blocking: a pipe would wait for its other end. Windows has neither flag.
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
 
 def read_file(path: Path) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import JsonValue
 from pydantic_core import from_json, to_jsonable_python
@@ -25,7 +25,7 @@ from midstream.core.text import shorten
 from midstream.core.version import __version__
 from midstream.runs.files import damaged, read_file
 
-RUN_FORMAT = 5
+RUN_FORMAT = 6
 """The version of the run directory's layout and records; raised by any change that older code would misread."""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
@@ -106,15 +106,12 @@ class RunStatus(Frozen):
 def collect_info(
     recipe_name: str,
     seed: int,
-    resolved: Mapping[str, Any],
+    resolved: Mapping[str, object],
     evaluation: EvaluationInfo | None = None,
     lessons: str = "",
     votes: str = "",
 ) -> RunInfo:
-    """The `RunInfo` of a run, or of an evaluation, that starts now in this process.
-
-    `resolved` is the resolved recipe, `evaluation` is given where nothing is trained, `lessons` is the digest of what
-    `agent.lessons` puts into the prompts, `votes` the digest of the votes of `agent.filter`.
+    """The `RunInfo`, which has the arguments, of what starts now in this process.
 
     Raises `RecipeError` if the recipe, which may be made in Python, has a secret.
     """
@@ -190,7 +187,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+def differing_settings(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
     """Every setting in which two resolved recipes differ, as "agent.max_turns: 3 | 10"; names are ignored."""
     left, right = _flat(ours), _flat(theirs)
 
@@ -201,7 +198,7 @@ def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
     return [f"{key}: {shorten(left.get(key, '-'), 60)} | {shorten(right.get(key, '-'), 60)}" for key in keys]
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """ "agent.max_turns" -> "3"; the recipe's name and description are left out."""
     flat: dict[str, str] = {}
     for key, value in table.items():

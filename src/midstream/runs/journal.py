@@ -55,16 +55,12 @@ class Journal:
     def __init__(self, path: Path, *, report: Report = warn) -> None:
         self.path = path
         with storage_errors(path):
-            is_new = not path.exists()
+            if path.exists():
+                _repair_tail(path, report)
+            else:
+                open_file(path, "ab").close()
+                fsync_directory(path.parent)
             self._file = open_file(path, "ab", buffering=0)
-            try:
-                if is_new:
-                    fsync_directory(path.parent)
-                else:
-                    _repair_tail(path, report)
-            except OSError:
-                self._file.close()
-                raise
 
     def append(self, record: Record) -> None:
         """Append one record with one write. Raises `StorageError`; the journal then ends with the record before."""
@@ -110,8 +106,18 @@ class Records(Generic[ModelT]):
     model: type[ModelT]
 
     def read(self, on_damage: OnDamage = raise_damage) -> list[ModelT]:
-        """All records in order; empty if the file does not exist yet. Damage: as `read_records`."""
-        return read_models(self.path, self.model, on_damage)
+        """All records in order; empty if the file does not exist yet.
+
+        Damage, also a record that is not a valid `model`: as `read_records`.
+        """
+        found: list[ModelT] = []
+        for number, _, record in read_records(self.path, on_damage):
+            try:
+                found.append(self.model.model_validate(record))
+            except ValidationError as error:
+                problem = f"is no {self.model.__name__}: {problems_of(error)[0]}"
+                on_damage(_damaged_line(self.path, number, problem))
+        return found
 
     def append(self, record: ModelT) -> None:
         """Add a record, safe on disk on return. Raises `StorageError`."""
@@ -119,22 +125,8 @@ class Records(Generic[ModelT]):
             journal.append(record)
 
 
-def read_models(path: Path, model: type[ModelT], on_damage: OnDamage = raise_damage) -> list[ModelT]:
-    """The records of a journal as `model`s; raises as `read_records`, also for a record that is not a valid `model`."""
-    found: list[ModelT] = []
-    for number, _, record in read_records(path, on_damage):
-        try:
-            found.append(model.model_validate(record))
-        except ValidationError as error:
-            on_damage(_damaged_line(path, number, f"is no {model.__name__}: {problems_of(error)[0]}"))
-    return found
-
-
-def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> int:
-    """Atomically remove the records for which `keep` is false.
-
-    Damaged ones are removed, too, if `on_damage` does not raise. Returns how many were removed, and damaged.
-    """
+def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> None:
+    """Atomically remove the records for which `keep` is false, and damaged ones, if `on_damage` does not raise."""
     damage: list[RunError] = []
 
     def note(error: RunError) -> None:
@@ -142,10 +134,8 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage
         damage.append(error)
 
     removed = sum(not keep(record) for _, _, record in read_records(path, note))
-
     if removed or damage:
         atomic_write(path, (line for _, line, record in read_records(path, skip_damage) if keep(record)))
-    return removed + len(damage)
 
 
 def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
@@ -182,7 +172,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _damaged_line(path: Path, line: int, problem: str) -> RunError:
-    return damaged(path, f"line {line} {problem}", fix="restore the file from a copy")
+    return damaged(path, f"line {line} {problem}", fix="restore the file from a copy, or delete the line")
 
 
 def _repair_tail(path: Path, report: Report) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -17,17 +16,7 @@ from pydantic_core import from_json
 from midstream.core.data import problems_of
 from midstream.core.trajectory import Trajectory
 from midstream.runs.files import damaged, open_file
-from midstream.runs.journal import (
-    Journal,
-    OnDamage,
-    Report,
-    filter_records,
-    raise_damage,
-    read_records,
-    warn,
-    warn_of_damage,
-)
-from midstream.runs.segments import Candidate, evaluation_name
+from midstream.runs.journal import Journal, OnDamage, Report, filter_records, raise_damage, read_records, warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +33,7 @@ class Result:
     failed: bool
     start: int
     _line: tuple[Path, int]
-    _record: Any
+    _record: object
 
     @property
     def trajectory(self) -> Trajectory:
@@ -78,12 +67,6 @@ def at(path: Path, starts: Iterable[int]) -> Iterator[Trajectory]:
                 yield Trajectory.model_validate(from_json(file.readline())["trajectory"])
             except (ValueError, KeyError, TypeError) as error:
                 raise damaged(path, f"byte {start} begins no trajectory") from error
-
-
-def candidates(path: Path) -> Iterator[Candidate]:
-    """The records as `Segments.find` takes them."""
-    for result in read(path, warn_of_damage):
-        yield evaluation_name(result.set), result.id, lambda result=result: result.trajectory
 
 
 def append(journal: Journal, name: str, trajectories: Sequence[Trajectory]) -> None:

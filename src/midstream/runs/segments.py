@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import BadGzipFile, GzipFile
@@ -96,12 +96,9 @@ class Segments:
         """A segment, whose trajectories are read when they are used."""
         return Segment(self.path(segment))
 
-    def read(self, segment: int | str, ids: Collection[str] | None = None) -> list[Trajectory]:
-        """The trajectories of a segment in order; with `ids` those that have one, and only these are validated."""
-        opened = self.open(segment)
-        if ids is None:
-            return list(opened)
-        return list(opened.at([place for place, entry in enumerate(opened.entries()) if entry.id in ids]))
+    def read(self, segment: int | str) -> list[Trajectory]:
+        """The trajectories of a segment in order."""
+        return list(self.open(segment))
 
     def find(self, id_or_prefix: str, unfinished: Iterable[Candidate] = ()) -> Trajectory:
         """Find the only trajectory with this id, or else the only one whose id starts with it.
@@ -112,17 +109,21 @@ class Segments:
         """
         parts = self.parts()
         segment, _, rest = id_or_prefix.partition("/")
-        searched = {segment: parts[segment]} if segment in parts else parts
-        exact: dict[str, Callable[[], Trajectory]] = {}
-        begins: dict[str, Callable[[], Trajectory]] = {}
-        for name, found, load in chain(_candidates(searched), unfinished):
+        written = (
+            (name, entry.id, lambda part=part, place=place: next(part.at([place])))
+            for name, part in (parts.items() if segment not in parts else [(segment, parts[segment])])
+            for place, entry in enumerate(part.entries())
+        )
+        # By whether the whole id is given.
+        found: dict[bool, dict[str, Callable[[], Trajectory]]] = {True: {}, False: {}}
+        for name, identifier, load in chain(written, unfinished):
             wanted = rest if name == segment else id_or_prefix
-            if not found.startswith(wanted):
-                continue
-            matches, full = exact if found == wanted else begins, f"{name}/{found}"
-            if len(matches) <= _SHOWN or full in matches:
+            matches, full = found[identifier == wanted], f"{name}/{identifier}"
+            # One more than are shown: a run may have 100,000.
+            if identifier.startswith(wanted) and (len(matches) <= _SHOWN or full in matches):
                 matches[full] = load
-        names = list(exact or begins)
+        matches = found[True] or found[False]
+        names = list(matches)
         if not names:
             raise RunError(
                 f"no trajectory {id_or_prefix!r} in {len(parts)} segments",
@@ -136,7 +137,7 @@ class Segments:
                 code="trajectory-ambiguous",
                 fix="give one of these names in full",
             )
-        return (exact or begins)[names[0]]()
+        return matches[names[0]]()
 
     def remove_after(self, step: int) -> None:
         """Remove the segments of later steps, and temporary files left by a crash."""
@@ -188,7 +189,14 @@ class Segment:
 
     def entries(self) -> Iterator[Entry]:
         """Yield what lists show of each trajectory; they are not validated."""
-        return map(_entry, self._lines())
+        for line in self._lines():
+            try:
+                record = from_json(line)
+                reward = record.get("reward")
+                entry = Entry(record["id"], record["task_id"], reward and reward["value"], record.get("status", "ok"))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                entry = Entry("", "", None, "error")
+            yield entry
 
     def _lines(self) -> Iterator[bytes]:
         path = self.path
@@ -203,21 +211,6 @@ class Segment:
             ) from error
         except (EOFError, BadGzipFile, zlib.error) as error:
             raise _damaged_segment(path, str(error)) from error
-
-
-def _candidates(parts: Mapping[str, Segment]) -> Iterator[Candidate]:
-    for name, segment in parts.items():
-        for place, entry in enumerate(segment.entries()):
-            yield name, entry.id, lambda segment=segment, place=place: next(segment.at([place]))
-
-
-def _entry(line: bytes) -> Entry:
-    try:
-        record = from_json(line)
-        reward = record.get("reward")
-        return Entry(record["id"], record["task_id"], reward and reward["value"], record.get("status", "ok"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Entry("", "", None, "error")
 
 
 def _parse(path: Path, line: bytes) -> Trajectory:

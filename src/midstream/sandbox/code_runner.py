@@ -36,8 +36,6 @@ from midstream.sandbox.worker import PythonResult, Worker, receive
 
 T = TypeVar("T")
 
-# Characters of one result that a program gets, and the trajectory keeps.
-TEXT_LIMIT = 100_000
 NOTHING = "(the program printed nothing)"
 
 
@@ -141,7 +139,6 @@ class _Conversation:
 
     async def hold(self, worker: Worker, program: bytes) -> PythonResult:
         """Run the program and answer its calls, one at a time, until it closes the channel or is gone."""
-        self._left_s = self._wall_s
         async with worker.start(program) as channel:
             while (body := await self._within(_read_call(channel))) is not None:
                 reply = json.dumps(await self._reply(body)).encode()
@@ -184,18 +181,15 @@ class _Conversation:
             result = await call_tool(self._tool, arguments)
         self.calls += result.calls
         self.marks += result.marks
-        text = result.text
-        if len(text) > TEXT_LIMIT:
-            text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
         call = ToolCall(
             tool=self._tool.name,
             arguments=arguments,
             status="ok" if result.ok else "error",
-            text=text,
+            text=result.text,
             duration_s=time.monotonic() - clock,
         )
         self.made.append(call)
-        return {"ok": result.ok, "text": text, "end": False}
+        return {"ok": result.ok, "text": result.text, "end": False}
 
 
 async def _read_call(channel: socket.socket) -> bytes | None:

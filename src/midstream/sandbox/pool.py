@@ -118,14 +118,14 @@ class PythonPool:
 
     async def _take(self) -> Worker:
         """An idle worker that is alive, or a new one, marked busy."""
-        worker = None
-        while self._idle and worker is None:
+        while self._idle:
             worker = self._idle.pop()
-            if not worker.alive():
-                await worker.kill()
-                worker = None
-        self._check_open()
-        worker = worker or Worker(self._limits, self.tier, self._sandbox.image, self._table)
+            if worker.alive():
+                break
+            await worker.kill()
+        else:
+            self._check_open()
+            worker = Worker(self._limits, self.tier, self._sandbox.image, self._table)
         self._busy.add(worker)
         return worker
 

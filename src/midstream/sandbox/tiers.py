@@ -6,12 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 from midstream.components.component import Sandbox, Tier
 from midstream.core.errors import MidstreamError, SandboxError, UnsupportedError
+from midstream.core.threads import start_thread
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.worker import Hello, PythonResult, Worker, WorkerDied
 
@@ -93,10 +93,17 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
         return _unusable(f"{sys.platform} cannot fork a process for every piece of code", "even unsafe needs it", fix)
     if tier != "remote" and sys.platform != "linux":
         return _unusable(f"{sys.platform} is not Linux", "it has no such sandbox", DOCKER[3:])
+
+    async def probe() -> tuple[Hello, PythonResult]:
+        worker = Worker(CodeLimits(libraries=()), tier, image, "sandbox")
+        try:
+            return await worker.ready(), await worker.ask(PROBE.format(hidden=HIDDEN[tier]).encode())
+        finally:
+            await worker.kill()
+
     try:
         # This thread may already run an event loop.
-        with ThreadPoolExecutor(1) as thread:
-            hello, result = thread.submit(lambda: asyncio.run(_run_probe(tier, image))).result()
+        hello, result = start_thread(lambda: asyncio.run(probe()), "probe").result()
     except UnsupportedError as error:
         return error
     except (SandboxError, WorkerDied) as error:
@@ -117,14 +124,6 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
     if hello["namespaces"]:
         mechanisms.append("a file system for each call")
     return ", ".join([*mechanisms, f"seccomp allowlist of {hello['calls']} calls"])
-
-
-async def _run_probe(tier: Tier, image: str) -> tuple[Hello, PythonResult]:
-    worker = Worker(CodeLimits(libraries=()), tier, image, "sandbox")
-    try:
-        return await worker.ready(), await worker.ask(PROBE.format(hidden=HIDDEN[tier]).encode())
-    finally:
-        await worker.kill()
 
 
 def _explain(tier: Tier, what: str) -> UnsupportedError:

@@ -26,7 +26,7 @@ from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 from midstream.components.own import portable
 from midstream.core.data import Frozen, JsonObject
 from midstream.core.errors import ToolServerError, UsageError
-from midstream.core.keyed_file import SqliteFile
+from midstream.core.sqlite_file import SqliteFile
 from midstream.core.text import shorten
 from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, Tally, tool_marks
 from midstream.core.seeds import derive_seed
@@ -53,13 +52,17 @@ class Sampled:
     batches: Sequence[RowBatch]
 
 
+# The running success of each family of a stage at which the next stage begins.
+STAGE_SUCCESS = 0.8
+
+
 @dataclass(kw_only=True)
 class FlowGRPO:
     """The algorithm.
 
     `role` is the module that is trained. `publish(step)` hands the weights after that step to the engine that samples;
     an engine that shares the learner's model has them already. `success` is the running success of each family that is
-    trained on, and `stage` the number of the `stages` after the first that have begun.
+    trained on, and `stage` the number of `training.stages` after the first that have begun.
     """
 
     config: TrainingConfig
@@ -69,11 +72,10 @@ class FlowGRPO:
     publish: Callable[[int], Awaitable[None]]
     seed: int
     role: str = "planner"
-    stages: Sequence[Stage] = ()
     _gap_checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        trained = [family for stage in self.stages for family in stage.families] or self.source.families
+        trained = [family for stage in self.config.stages for family in stage] or self.source.families
         self.success = dict.fromkeys(trained, 0.0)
         self.stage = 0
         self.progress = RunProgress(step=0, steps=self.config.steps)
@@ -113,9 +115,8 @@ class FlowGRPO:
 
         Raises `TrainingError` if no group has two finished trajectories, `BudgetError` at a limit.
         """
-        while self.stage + 1 < len(self.stages):
-            stage = self.stages[self.stage]
-            if min(self.success[family] for family in stage.families) < stage.until:
+        while self.stage + 1 < len(self.config.stages):
+            if min(self.success[family] for family in self.config.stages[self.stage]) < STAGE_SUCCESS:
                 break
             self.stage += 1
         success = dict(self.success)
@@ -153,9 +154,9 @@ class FlowGRPO:
     @property
     def _begun(self) -> Collection[str]:
         """The families that are trained on now."""
-        if not self.stages:
+        if not self.config.stages:
             return self.success
-        return [family for stage in self.stages[: self.stage + 1] for family in stage.families]
+        return [family for stage in self.config.stages[: self.stage + 1] for family in stage]
 
     async def _rollout(self, step: int) -> list[Group]:
         """All groups of the step, also those that will not be trained on.
@@ -193,7 +194,7 @@ class FlowGRPO:
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
-        if self.stages:
+        if self.config.stages:
             begun, every = self._begun, self.source.families
             weights = {family: (weights or {}).get(family, 1.0) if family in begun else 0.0 for family in every}
         drawn = derive_seed(self.seed, "tasks", *rounds)
@@ -305,7 +306,7 @@ class FlowGRPO:
             for trajectory in group.trajectories
         ]
         # What changes over training: the stage, counted from 1, and the probabilities of tools.
-        schedules: dict[str, float] = {"tasks.stages": self.stage + 1} if self.stages else {}
+        schedules: dict[str, float] = {"training.stages": self.stage + 1} if self.config.stages else {}
         for tool in self.environment.tools:
             if isinstance(tool, PerRun):
                 schedules |= tool.probabilities(self.progress)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from midstream.components.component import Component, Stage
+from midstream.components.component import Component
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
@@ -71,7 +71,6 @@ class Parts:
 
     seed: int
     source: TaskSource
-    stages: Sequence[Stage]
     set_tasks: Callable[[SetConfig], list[Task]]
     student: Student
     learner: Learner
@@ -90,7 +89,6 @@ class Parts:
             learner=self.learner,
             environment=self.make_environment(),
             source=self.source,
-            stages=self.stages,
             publish=self.publish,
             seed=self.seed,
             role=self.role,

@@ -285,6 +285,8 @@ class TrainingConfig(Settings):
         uniform_kl_fraction: below 1: the share of uniform groups that keep their KL term, reweighted without bias
         family_sampling: `uniform`; `failure`: families that fail are drawn more often; `balanced`: every family in each
             step, as evenly as `tasks_per_step` allows
+        stages: a curriculum: lists of families in the order in which they begin, e.g. `[["near"], ["far"]]`; those that
+            have begun stay, and a family in no stage is not trained on
         shuffle_rewards: give rewards to the wrong trajectories: a control that must not learn
         supervised: see `training.supervised`
         checkpoint_every: steps between checkpoints, ten minutes at the most
@@ -313,6 +315,7 @@ class TrainingConfig(Settings):
     resample_uniform: int = Field(default=0, ge=0)
     uniform_kl_fraction: float = Field(default=1.0, gt=0, le=1)
     family_sampling: Literal["balanced", "failure", "uniform"] = "uniform"
+    stages: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
     shuffle_rewards: bool = False
     supervised: ImitationConfig = ImitationConfig()
     checkpoint_every: int = Field(default=25, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from midstream.runs.segments import Entry
@@ -36,8 +37,7 @@ def advantages(group: Sequence[Entry], training: Mapping[str, Any]) -> tuple[lis
         for place in finished:
             found[place] = 0.0
         return found, "all rewards are equal: every advantage is 0"
-    mean = math.fsum(rewards) / len(rewards)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    mean, std = fmean(rewards), stdev(rewards)
     scale = len(rewards) / (len(rewards) - 1) if training.get("baseline") == "leave_one_out" else 1.0
     for place, reward in zip(finished, rewards, strict=True):
         centered = (reward - mean) * scale

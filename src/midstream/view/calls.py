@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ from midstream.runs import RunDirectory
 
 _COMPARED_LINES = 3_000  # of a message; longer ones are shown as old and new
 _LARGEST = 64 << 20  # bytes of a tokenizer's file
+# GPT-2's table: byte-level BPE writes each byte as a printable character.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 Message = tuple[str, str]  # role, text
 
 
@@ -55,11 +59,10 @@ def tokens_document(
     number: int,
     run: RunDirectory,
     resolved: Mapping[str, Any],
-    *,
     trained: str,
     advantage: float | None,
 ) -> Block:
-    """The tokens of a call with their log-probabilities, and its training row."""
+    """The tokens of a call with their log-probabilities, and its training row; `trained` is the role that is."""
     call = find_call(trajectory, number)
     texts = token_texts(run, resolved, call)
     row, rows, split = _row(trajectory, number, call)
@@ -110,18 +113,16 @@ def _compared(old: list[Message], new: list[Message]) -> Iterator[Block]:
 def _pieces(old: str, new: str) -> list[tuple[str, str]]:
     """A text by lines against an older one."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
-    same = min(len(before), len(after)) if same is None else same
+    # Most prompts only grow at their end, and the comparison below takes quadratic time.
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
     left, right = before[same:], after[same:]
     pieces = [("same", "".join(after[:same]))]
-    if max(len(left), len(right)) > _COMPARED_LINES:
-        pieces += [("gone", "".join(left)), ("new", "".join(right))]
-    else:
-        for op, old_from, old_to, new_from, new_to in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-            if op == "equal":
-                pieces.append(("same", "".join(right[new_from:new_to])))
-            else:
-                pieces += [("gone", "".join(left[old_from:old_to])), ("new", "".join(right[new_from:new_to]))]
+    compared = SequenceMatcher(None, left, right, autojunk=False)
+    long = max(len(left), len(right)) > _COMPARED_LINES
+    changes = [("replace", 0, len(left), 0, len(right))] if long else compared.get_opcodes()
+    for op, old_from, old_to, new_from, new_to in changes:
+        gone, there = "".join(left[old_from:old_to]), "".join(right[new_from:new_to])
+        pieces += [("same", there)] if op == "equal" else [("gone", gone), ("new", there)]
     return [piece for piece in pieces if piece[1]]
 
 
@@ -176,20 +177,8 @@ def _vocabulary(path: str, changed: int) -> dict[int, str]:
     pairs = (
         vocabulary.items() if isinstance(vocabulary, dict) else ((word, at) for at, (word, _) in enumerate(vocabulary))
     )
-    read = _byte_level if "ByteLevel" in decoder else (lambda word: word.replace("▁", " "))
-    texts = {number: read(word) for word, number in pairs}
+    if "ByteLevel" in decoder:
+        texts = {at: bytes(_BYTES.get(letter, 63) for letter in word).decode("utf-8", "replace") for word, at in pairs}
+    else:
+        texts = {at: word.replace("▁", " ") for word, at in pairs}
     return texts | {token["id"]: token["content"] for token in table.get("added_tokens", ())}
-
-
-def _byte_level(word: str) -> str:
-    """The text of a token of byte-level BPE, which writes each byte as a printable character (GPT-2's table)."""
-    return bytes(_BYTES.get(character, 63) for character in word).decode("utf-8", "replace")
-
-
-def _byte_table() -> dict[str, int]:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_table()

@@ -9,47 +9,39 @@ Each is a JSON value (viewer/README.md). A run that is damaged or half written i
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.trajectory import Trajectory
-from midstream.report.blocks import Block
+from midstream.report.blocks import Block, safe
 from midstream.report.comparison import compare, comparison_page
 from midstream.report.evaluation import where
 from midstream.report.run import run_page
-from midstream.report.trajectory import brief, safe, stop_words, template_of, trajectory_document
+from midstream.report.trajectory import brief, stop_words, template_of, trajectory_document
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
 from midstream.runs.journal import skip_damage
 from midstream.runs.segments import Entry, evaluation_name, result_name
 from midstream.view import calls
 from midstream.view.advantages import advantages
-from midstream.view.entries import NO_FILTER, Filter, entries
+from midstream.view.entries import Filter, entries
 from midstream.view.feedback import given_on_lessons, given_on_trajectories, keep_feedback
-from midstream.view.parts import (
-    RESTORE,
-    JournalIndex,
-    JournalPart,
-    Kept,
-    Part,
-    SegmentPart,
-    identity,
-    of_task,
-    trajectory_at,
-)
-from midstream.view.runs import Runs, cursor_of, not_files, updates_of
+from midstream.view.parts import RESTORE, Part, journal_sets, of_task, segment_part, trajectory_at
+from midstream.view.runs import Runs, state_of, summary, updates_of
 
+T = TypeVar("T")
 PAGE = 100  # entries of a list, unless a number is asked for
 TURNS = 50  # turns of a trajectory
 _LISTED_S = 0.3
 _GROUP_TURNS = 200  # turns of a rollout in its group
+_MISSING_SHOWN = 10  # parts that are named
 # What reading records of a damaged run may raise.
 _NOT_WHOLE = (MidstreamError, ValidationError, ValueError, LookupError, TypeError, OSError)
 
@@ -59,7 +51,6 @@ class Documents:
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.runs = Runs(places)
-        self._parts, self._journals, self._trajectories, self._pages = Kept(8), Kept(8), Kept(8), Kept(8)
 
     def get(self, path: Sequence[str], query: Mapping[str, str]) -> Block:
         """The document at a path, whose pieces are decoded; `query` limits what it holds. Raises `UsageError`."""
@@ -69,72 +60,63 @@ class Documents:
             case ["run", run]:
                 return self.run(run)
             case ["run", run, "part", part]:
-                wanted = Filter(**{name: query.get(name, "") for name in ("reward", "status", "tool", "error", "text")})
-                start, limit = _number(query, "from", 0), _number(query, "limit", PAGE)
-                return self.part(run, part, start=start, limit=max(1, limit), wanted=wanted, seconds=_LISTED_S)
+                texts = {name: query.get(name, "") for name in ("reward", "status", "tool", "error", "text")}
+                start, limit = _number(query, "from", 0), max(1, _number(query, "limit", PAGE))
+                return self.part(run, part, Filter(**texts, start=start, limit=limit, seconds=_LISTED_S))
             case ["run", run, "part", part, "group", task]:
                 return self.group(run, part, task)
             case ["run", run, "part", part, "trajectory", place]:
                 first, limit = _number(query, "turn", 0), _number(query, "limit", TURNS)
                 return self.trajectory(run, part, _place(place), first=first, limit=max(1, limit))
             case ["run", run, "part", part, "trajectory", place, "call", number]:
-                return self.call(run, part, _place(place), _place(number))
+                trajectory = trajectory_at(self.open(run, part), _place(place))
+                return safe(calls.call_document(trajectory, _place(number)))
             case ["run", run, "part", part, "trajectory", place, "call", number, "tokens"]:
-                return self.tokens(run, part, _place(place), _place(number))
+                opened, directory, place = self.open(run, part), self.runs.directory(run), _place(place)
+                trajectory, resolved = trajectory_at(opened, place), _resolved(directory)
+                advantage, trained = _advantage(opened, part, resolved, place), _trained(resolved, part)
+                found = calls.tokens_document(trajectory, _place(number), directory, resolved, trained, advantage)
+                return safe(found)
             case ["compare", first, second]:
-                return self.compare(first, second)
+                return comparison_page(_kept(compare, self.runs.directory(first), self.runs.directory(second)))
         raise _missing(f"there is no document {'/'.join(path)!r}")
 
     def list_runs(self) -> Block:
         """All runs, those that changed last first."""
-        states = self.runs.states()
-        found = [self.runs.summary(name) for name in states]
-        found.sort(key=lambda summary: summary["updated"], reverse=True)
-        return {"title": "Runs", "runs": found, "cursor": cursor_of(states)}
+        found = [self._summary(name) for name in self.runs.find()]
+        return {"title": "Runs", "runs": sorted(found, key=lambda summary: summary["updated"], reverse=True)}
+
+    def _summary(self, name: str) -> Block:
+        root = self.runs.directory(name).root
+        return {"run": name, **summary(root, state_of(root))}
 
     def run(self, name: str) -> Block:
         """A run: its page, its parts, what is missing."""
-        states, run = self.runs.states(), self.runs.directory(name)
-        summary = self.runs.summary(name)
+        run, about = self.runs.directory(name), self._summary(name)
         warnings: list[str] = []
-        page: Block = {"title": summary["recipe"] or name, "lead": "", "sections": []}
+        page: Block = {"title": about["recipe"] or name, "lead": "", "sections": []}
         listed: list[Block] = []
-        if not not_files(run.root):
-            try:
-                page = self._pages.get((name, states.get(name)), lambda: safe(_with_given(run_page(run), run)))
-            except _NOT_WHOLE as error:
-                warnings.append(f"the overview cannot be made: {_line(error)}")
-            try:
-                listed = parts(run, self._journal, warnings)
-                if summary["state"] != "running":
-                    damage = self._pages.get(("damage", name, states.get(name)), run.damage)
-                    warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage]
-            except (OSError, RunError) as error:
-                warnings.append(f"its rollouts cannot be listed: {_line(error)}")
-        warnings = list(dict.fromkeys([*summary["damage"], *warnings]))
-        return {
-            "summary": summary,
-            "page": page,
-            "parts": listed,
-            "warnings": safe(warnings),
-            "cursor": cursor_of(states),
-        }
+        try:
+            page = _kept(_overview, run)
+        except _NOT_WHOLE as error:
+            warnings.append(f"the overview cannot be made: {_line(error)}")
+        try:
+            listed = parts(run, warnings)
+            # Of a run at work the last lines may be half written.
+            if about["state"] != "running":
+                damage = _kept(RunDirectory.damage, run)
+                warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage]
+        except (OSError, RunError) as error:
+            warnings.append(f"its rollouts cannot be listed: {_line(error)}")
+        warnings = list(dict.fromkeys([*about["damage"], *warnings]))
+        return {"summary": about, "page": page, "parts": listed, "warnings": safe(warnings)}
 
-    def part(
-        self,
-        run: str,
-        name: str,
-        *,
-        start: int = 0,
-        limit: int | None = None,
-        wanted: Filter = NO_FILTER,
-        seconds: float = math.inf,
-    ) -> Block:
-        """A list of trajectories, from the place `start` on."""
+    def part(self, run: str, name: str, wanted: Filter) -> Block:
+        """A list of trajectories."""
         part = self.open(run, name)
-        found, following, seen = entries(part, start, limit, wanted, seconds)
+        found, following, seen = entries(part, wanted)
         directory = self.runs.directory(run)
-        listed = {each["name"]: each for each in parts(directory, self._journal, [])}
+        listed = {each["name"]: each for each in parts(directory, [])}
         return safe(
             {
                 "part": listed.get(name) or {"name": name, "kind": _kind(name), "step": None, "title": name},
@@ -151,17 +133,17 @@ class Documents:
         found = of_task(part, task)
         if not found:
             raise _missing(f"{name} has no task {task!r}")
-        values, left_out = self._advantages(part, name, resolved, found)
-        rollouts, turns, read = [], [], []
+        values, left_out = _advantages(name, resolved, found)
+        rollouts, acts, read = [], [], []
         given = given_on_trajectories(self.runs.directory(run), name)
         for (place, entry), advantage in zip(found, values, strict=True):
             try:
-                trajectory = self._trajectory(part, place)
+                trajectory = trajectory_at(part, place)
             except MidstreamError:  # damaged, or too large: the others are shown
                 trajectory = Trajectory(id=entry.id, task_id=entry.task_id)
             read.append(trajectory)
             taken = trajectory.turns[:_GROUP_TURNS]
-            turns.append([(turn.action, turn.command) for turn in taken])
+            acts.append([(turn.action, turn.command) for turn in taken])
             rollouts.append(
                 {
                     "place": place,
@@ -176,13 +158,15 @@ class Documents:
                     "vote": given.get(entry.id, {}).get("vote", ""),
                 }
             )
+        longest = max(map(len, acts))
+        differs = (at for at in range(longest) if any(each[at : at + 1] != acts[0][at : at + 1] for each in acts))
         return safe(
             {
                 "task": task,
                 "family": read[0].family,
                 "question": read[0].question,
                 "gold": next((trajectory.gold for trajectory in read if trajectory.gold is not None), None),
-                "first_difference": _first_difference(turns),
+                "first_difference": next(differs, None),
                 "rollouts": rollouts,
                 "left_out": left_out,
             }
@@ -191,7 +175,7 @@ class Documents:
     def trajectory(self, run: str, name: str, place: int, *, first: int = 0, limit: int | None = None) -> Block:
         """A trajectory with at most `limit` turns from `first` (from 0) on."""
         part, directory = self.open(run, name), self.runs.directory(run)
-        trajectory, resolved = self._trajectory(part, place), _resolved(directory)
+        trajectory, resolved = trajectory_at(part, place), _resolved(directory)
         return trajectory_document(
             trajectory,
             first=min(first, max(0, len(trajectory.turns) - 1)),
@@ -200,26 +184,9 @@ class Documents:
             trained=_trained(resolved, name),
             part=name,
             place=place,
-            advantage=self._advantage(part, name, resolved, place),
+            advantage=_advantage(part, name, resolved, place),
             vote=given_on_trajectories(directory, name).get(part.entries[place].id),
         )
-
-    def call(self, run: str, name: str, place: int, number: int) -> Block:
-        """What one call sent, and what changed since the call before it of the same role."""
-        return safe(calls.call_document(self._trajectory(self.open(run, name), place), number))
-
-    def tokens(self, run: str, name: str, place: int, number: int) -> Block:
-        """The tokens of one call, and the training row that it is in."""
-        part, directory = self.open(run, name), self.runs.directory(run)
-        trajectory, resolved = self._trajectory(part, place), _resolved(directory)
-        trained, value = _trained(resolved, name), self._advantage(part, name, resolved, place)
-        return safe(calls.tokens_document(trajectory, number, directory, resolved, trained=trained, advantage=value))
-
-    def compare(self, first: str, second: str) -> Block:
-        """The paired comparison of two runs. Raises `UsageError` if they have nothing in common."""
-        states, both = self.runs.states(), (first, second)
-        key = tuple((name, states.get(name)) for name in both)
-        return self._pages.get(key, lambda: comparison_page(compare(*map(self.runs.directory, both))))
 
     def feedback(self, run: str, body: Any) -> dict[str, str]:
         """Keep a thumb or a note; raises as `keep_feedback`."""
@@ -229,114 +196,112 @@ class Documents:
     def open(self, run: str, name: str) -> Part:
         """A part of a run. Raises `UsageError` without it."""
         directory = self.runs.directory(run)
-        path = directory.trajectories.root / f"{name}.jsonl.gz"
-        if _fits(name) and os.path.isfile(path):
-            found = identity(path.stat())
-            return self._parts.get((path, found), lambda: SegmentPart(path))
+        if name in (segments := directory.trajectories.parts()):
+            return segment_part(segments[name].path)
         for journal in _journals(directory):
-            index = self._journal(journal)
-            for named in index.sets:
-                if f"unfinished-{evaluation_name(named).removeprefix('eval-')}" == name:
-                    return JournalPart(index, named)
+            for named, part in journal_sets(journal).items():
+                if _unfinished(named) == name:
+                    return part
         raise _missing(f"{run} has no part {name!r}")
 
-    def _trajectory(self, part: Part, place: int) -> Trajectory:
-        return self._trajectories.get((part.identity, place), lambda: trajectory_at(part, place))
 
-    def _journal(self, path: Path) -> JournalIndex:
-        found = identity(path.stat())[0]
-        index = self._journals.get((path, found), lambda: JournalIndex(path))
-        index.update()
-        return index
-
-    def _advantages(
-        self, part: Part, name: str, resolved: Mapping[str, Any], group: Sequence[tuple[int, Entry]]
-    ) -> tuple[list[float | None], str]:
-        """The advantage of each trajectory of a group, and why the group was not trained on."""
-        if _kind(name) != "step" or not resolved.get("training"):
-            return [None] * len(group), ""
-        return advantages([entry for _, entry in group], resolved["training"])
-
-    def _advantage(self, part: Part, name: str, resolved: Mapping[str, Any], place: int) -> float | None:
-        group = of_task(part, part.entries[place].task_id)
-        values, _ = self._advantages(part, name, resolved, group)
-        return {at: value for (at, _), value in zip(group, values, strict=True)}.get(place)
+def _kept(make: Callable[..., T], *runs: RunDirectory) -> T:
+    """What `make` makes of these runs, kept while their files stay as they are."""
+    return _made(make, *((run.root, state_of(run.root)) for run in runs))
 
 
-def _with_given(page: Block, run: RunDirectory) -> Block:
+@lru_cache(8)
+def _made(make: Callable[..., Any], *runs: tuple[Path, Hashable]) -> Any:
+    return make(*(RunDirectory(root) for root, _ in runs))
+
+
+def _overview(run: RunDirectory) -> Block:
     """The page of a run, with what people said of its lessons in their cards."""
-    given: Block | None = None
-    waiting = [block for section in page["sections"] for block in section["blocks"]]
-    while waiting:
-        block = waiting.pop()
-        waiting += block.get("blocks", ())
-        for card in block.get("cards", ()):
-            waiting += card["blocks"]
-            if card["vote"]:
-                given = given_on_lessons(run) if given is None else given
-                card["given"] = given.get(card["id"])
+    page = run_page(run)
+    voted = [card for section in page["sections"] for card in _cards(section["blocks"]) if card["vote"]]
+    given = given_on_lessons(run) if voted else {}
+    for card in voted:
+        card["given"] = given.get(card["id"])
     return page
 
 
-def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[Block]:
+def _cards(blocks: Sequence[Block]) -> Iterator[Block]:
+    """The cards in these blocks, folded ones included."""
+    for block in blocks:
+        yield from block.get("cards", ())
+        yield from _cards(block.get("blocks", ()))
+
+
+def _advantages(
+    name: str, resolved: Mapping[str, Any], group: Sequence[tuple[int, Entry]]
+) -> tuple[list[float | None], str]:
+    """The advantage of each trajectory of a group of the part `name`, and why the group was not trained on."""
+    if _kind(name) != "step" or not resolved.get("training"):
+        return [None] * len(group), ""
+    return advantages([entry for _, entry in group], resolved["training"])
+
+
+def _advantage(part: Part, name: str, resolved: Mapping[str, Any], place: int) -> float | None:
+    group = of_task(part, part.entries[place].task_id)
+    values, _ = _advantages(name, resolved, group)
+    return {at: value for (at, _), value in zip(group, values, strict=True)}.get(place)
+
+
+def parts(run: RunDirectory, warnings: list[str]) -> list[Block]:
     """The parts of a run: steps, then evaluations in their order, then what is unfinished; `warnings` gets the rest."""
-    there = set(run.trajectories.parts())
+    there, found = run.trajectories.parts(), dict[str, Block]()
+
+    def add(
+        name: str, title: str, step: int | None = None, count: int = 0, mean: float | None = None, errors: int = 0
+    ) -> None:
+        about = {"name": name, "kind": _kind(name), "step": step, "title": title}
+        found[name] = {**about, "count": count, "mean": mean, "errors": errors}
+
+    # Steps without a record first, so that all are in order.
+    for step in (*run.trajectories.steps(), *(update.step for update in updates_of(run))):
+        add(f"step-{step:06d}", f"step {step}", step)
+    for each in run.metrics.read(skip_damage):
+        numbers = each.trajectories, each.reward_mean, each.trajectories_error
+        add(f"step-{each.step:06d}", f"step {each.step}", each.step, *numbers)
     of_evaluation = not (run.root / "checkpoints").is_dir()
-    found: list[Block] = []
-    metrics = run.metrics.read(skip_damage)
-    steps = {step.step: (step.reward_mean, step.trajectories, step.trajectories_error) for step in metrics}
-    steps |= {update.step: (update.mean_reward, 0, len(update.failed)) for update in updates_of(run)}
-    for step in run.trajectories.steps():
-        mean, count, errors = steps.get(step, (None, 0, 0))
-        name = f"step-{step:06d}"
-        there.discard(name)
-        try:
-            found.append(_part(run, name, "step", step, f"step {step}", count, mean, errors))
-        except (OSError, RunError) as error:
-            warnings.append(f"the trajectories of step {step} cannot be read: {_line(error)}")
-    if missing := sorted(set(steps) - set(run.trajectories.steps())):
-        warnings.append(f"the trajectories of step {', '.join(map(str, missing[:10]))} are missing")
     for result in run.evaluations.read(skip_damage):
         step = None if of_evaluation else result.step
-        name = evaluation_name(result_name(result.set_name, result.sampling, step))
         title = f"{where(result)} {result.sampling}" + ("" if step is None else f", step {step}")
-        if name not in there:
-            warnings.append(f"the trajectories of {title} are missing")
-            continue
-        there.discard(name)
-        found.append(
-            _part(run, name, "evaluation", step, title, result.tasks * result.trials, result.success, result.errors)
-        )
-    for name in sorted(there):
-        title = name.replace("eval-gate-", "gate of update ").removeprefix("eval-")
-        found.append(_part(run, name, _kind(name), None, title, 0, None, 0))
-    done = {part["name"] for part in found}
+        name = evaluation_name(result_name(result.set_name, result.sampling, step))
+        add(name, title, step, result.tasks * result.trials, result.success, result.errors)
+    for name in sorted(there.keys() - found.keys()):
+        add(name, name.replace("eval-gate-", "gate of update ").removeprefix("eval-"))
+    missing = [part["title"] for name, part in found.items() if name not in there]
+    warnings += [f"the trajectories of {title} are missing" for title in missing[:_MISSING_SHOWN]]
+    listed = []
+    for name, part in found.items():
+        if name in there:
+            try:
+                recorded = part["count"] and part["mean"] is not None
+                listed.append(part if recorded else part | _numbers(segment_part(there[name].path)))
+            except (OSError, RunError) as error:
+                warnings.append(f"the trajectories of {part['title']} cannot be read: {_line(error)}")
     for path in _journals(run):
-        for name, (_, listed) in journal(path).sets.items():
-            if (evaluated := evaluation_name(name)) not in done and name not in done:
-                unfinished = f"unfinished-{evaluated.removeprefix('eval-')}"
-                about = {"name": unfinished, "kind": "unfinished", "step": None, "title": f"{name}, under way"}
-                found.append({**about, **_numbers(listed)})
-    return safe(found)
+        for name, unfinished in journal_sets(path).items():
+            # A crash may leave records of a set that is finished.
+            if not {evaluation_name(name), name} & there.keys():
+                about = {"kind": "unfinished", "step": None, "title": f"{name}, under way"}
+                listed.append({"name": _unfinished(name), **about, **_numbers(unfinished)})
+    return safe(listed)
 
 
-def _part(
-    run: RunDirectory, name: str, kind: str, step: int | None, title: str, count: int, mean: float | None, errors: int
-) -> Block:
-    """A part; what no record says of it is read from its index."""
-    numbers = {"count": count, "mean": mean, "errors": errors}
-    if not count or mean is None:
-        part = SegmentPart(run.trajectories.root / f"{name}.jsonl.gz")
-        if part.damage and not part.entries:
-            raise damaged(part.path, part.damage, RESTORE)
-        numbers = _numbers(part.entries)
-    return {"name": name, "kind": kind, "step": step, "title": title, **numbers}
+def _numbers(part: Part) -> Block:
+    """The numbers of a part that no record has, from its index."""
+    if part.damage and not part.entries:
+        raise damaged(part.path, part.damage, RESTORE)
+    scores = [entry.score for entry in part.entries if entry.score is not None]
+    errors = sum(entry.status == "error" for entry in part.entries)
+    return {"count": len(part.entries), "mean": sum(scores) / len(scores) if scores else None, "errors": errors}
 
 
-def _numbers(entries: Sequence[Entry]) -> Block:
-    scores = [entry.score for entry in entries if entry.score is not None]
-    errors = sum(entry.status == "error" for entry in entries)
-    return {"count": len(entries), "mean": sum(scores) / len(scores) if scores else None, "errors": errors}
+def _unfinished(name: str) -> str:
+    """The name of the part of a set under way."""
+    return f"unfinished-{evaluation_name(name).removeprefix('eval-')}"
 
 
 def _journals(run: RunDirectory) -> list[Path]:
@@ -360,23 +325,8 @@ def _trained(resolved: Mapping[str, Any], part: str) -> str:
     return agent.get("role") or modules_of(agent.get("type", ""))[0]
 
 
-def _first_difference(rollouts: Sequence[Sequence[Any]]) -> int | None:
-    """The first turn, from 0, in which not all rollouts do the same; None if they never differ."""
-    longest = max(map(len, rollouts), default=0)
-    for place in range(longest):
-        first, *others = (turns[place : place + 1] for turns in rollouts)
-        if any(other != first for other in others):
-            return place
-    return None
-
-
 def _kind(name: str) -> str:
     return {"step": "step", "unfinished": "unfinished"}.get(name.partition("-")[0], "evaluation")
-
-
-def _fits(name: str) -> bool:
-    """Whether a part's name is one of a file in the directory of trajectories."""
-    return bool(name) and not name.startswith(".") and "/" not in name and "\\" not in name and "\0" not in name
 
 
 def _number(query: Mapping[str, str], name: str, otherwise: int) -> int:

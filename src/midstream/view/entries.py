@@ -7,9 +7,7 @@ import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 
 from midstream.core.errors import RunError, UsageError
 from midstream.report.blocks import Block
@@ -25,8 +23,9 @@ _LONGEST = 400  # characters of a question or an answer in a list
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What a list holds.
+    """What a list holds: at most `limit` trajectories from the place `start` on that pass.
 
+    After about so many `seconds` of reading a filtered list ends early, another one shows only what the index says.
     `reward` is a number, one with "<", "<=", ">" or ">=" before it, or "none"; `status` is "ok" or "error". `tool` is
     the name of a tool that was called, `error` a text within an error of the trajectory or of a turn ("*": any),
     `text` one within a question, an answer or any other text; letter case does not matter.
@@ -37,37 +36,29 @@ class Filter:
     tool: str = ""
     error: str = ""
     text: str = ""
-
-    def __post_init__(self) -> None:
-        if self.reward not in ("", "none") and not _REWARD.fullmatch(self.reward):
-            raise UsageError(
-                f"reward = {self.reward!r} is no filter",
-                code="setting-range",
-                fix="a number such as 1 or <0.5, or none",
-            )
-
-    @property
-    def reads(self) -> bool:
-        """Whether it needs more than the index."""
-        return bool(self.tool or self.error or self.text)
+    start: int = 0
+    limit: int | None = None
+    seconds: float = math.inf
 
     def takes(self, entry: Entry) -> bool:
-        """Whether the index lets the trajectory pass."""
+        """Whether the index lets the trajectory pass. Raises `UsageError` for a reward of another form."""
         if self.status and entry.status != self.status:
             return False
-        if not self.reward:
-            return True
-        if entry.score is None or self.reward == "none":
-            return entry.score is None and self.reward == "none"
-        sign, number = _REWARD.fullmatch(self.reward).groups()  # type: ignore[union-attr]  # checked
-        return _COMPARE[sign](entry.score, float(number))
+        if self.reward in ("", "none"):
+            return not self.reward or entry.score is None
+        if (wanted := _REWARD.fullmatch(self.reward)) is None:
+            fix = "a number such as 1 or <0.5, or none"
+            raise UsageError(f"reward = {self.reward!r} is no filter", code="setting-range", fix=fix)
+        return entry.score is not None and _COMPARE[wanted[1]](entry.score, float(wanted[2]))
 
     def finds(self, record: Block) -> bool:
         """Whether the trajectory of a record passes."""
         try:
             turns = record.get("turns") or []
+            named = (part for turn in turns for part in (turn.get("action"), turn.get("command")))
+            made = (call for turn in turns for call in (turn.get("observation") or {}).get("tool_calls", ()))
             return (
-                (not self.tool or any(self.tool in _tools(turn) for turn in turns))
+                (not self.tool or any(part and part.get("tool") == self.tool for part in (*named, *made)))
                 and (not self.error or _within(self.error, _errors(record, turns)))
                 and (not self.text or _within(self.text, _texts(record)))
             )
@@ -75,64 +66,40 @@ class Filter:
             return False
 
 
-NO_FILTER = Filter()
-
-
-def entries(
-    part: Part, start: int = 0, limit: int | None = None, wanted: Filter = NO_FILTER, seconds: float = math.inf
-) -> tuple[list[Block], int | None, int]:
-    """At most `limit` entries from the place `start` on, where to continue (None: at the end), and how many were seen.
-
-    After about so many seconds it ends early, and shows of an entry only what the index says.
-    """
-    until = time.monotonic() + seconds
-    passing = (place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry))
+def entries(part: Part, wanted: Filter) -> tuple[list[Block], int | None, int]:
+    """The entries of a list, where to continue (None: at its end), and how many trajectories were seen."""
+    places = [place for place, entry in enumerate(part.entries) if place >= wanted.start and wanted.takes(entry)]
     found: list[Block] = []
-    if not wanted.reads:
-        places = list(islice(passing, None if limit is None else limit + 1))
-        following = places.pop() if limit is not None and len(places) > limit else None
-        found = [_entry(place, part.entries[place]) for place in places]
-        with suppress(RunError):  # the index is enough
-            for shown, record in zip(found, records(part, places), strict=True):
-                shown |= _said(record)
-                if time.monotonic() > until:
-                    break
-        return found, following, (len(part.entries) if following is None else following) - start
-    places = list(passing)
-    following, at = None, 0
+    following, until = None, math.inf
     try:
-        for at, record in enumerate(records(part, places)):
-            if len(found) == limit or (at and time.monotonic() > until):
-                following = places[at]
+        for place, record in zip(places, records(part, places), strict=True):
+            if len(found) == wanted.limit or time.monotonic() > until:
+                following = place
                 break
+            # The clock starts here, since the first record may be deep in its file.
+            until = min(until, time.monotonic() + wanted.seconds)
             if wanted.finds(record):
-                found.append(_entry(places[at], part.entries[places[at]]) | _said(record))
+                found.append(_entry(place, part.entries[place], record))
     except RunError as error:
         part.damage = part.damage or error.what
-    return found, following, (len(part.entries) if following is None else following) - start
+    if not (wanted.tool or wanted.error or wanted.text):
+        # The page asks for these by their places, and would leave holes.
+        shown = places[: wanted.limit]
+        found += [_entry(place, part.entries[place], {}) for place in shown[len(found) :]]
+        following = places[len(shown)] if len(shown) < len(places) else None
+    return found, following, (len(part.entries) if following is None else following) - wanted.start
 
 
-def _entry(place: int, entry: Entry) -> Block:
-    return {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
-
-
-def _said(record: Block) -> Block:
-    """Question, answer and number of turns; nothing of a record that could not be read."""
-    if not record:
-        return {}
-    shown = {"question": record.get("question", ""), "answer": record.get("answer")}
-    turns = record.get("turns", ())
-    return {
-        **{name: value[:_LONGEST] if isinstance(value, str) else None for name, value in shown.items()},
-        "turns": len(turns) if isinstance(turns, list) else 0,
-    }
-
-
-def _tools(turn: Block) -> list[str]:
-    """The tools that a turn named."""
-    return [turn[name].get("tool", "") for name in ("action", "command") if isinstance(turn.get(name), dict)] + [
-        call.get("tool", "") for call in (turn.get("observation") or {}).get("tool_calls", ())
-    ]
+def _entry(place: int, entry: Entry, record: Block) -> Block:
+    """What the index says, with question, answer and number of turns; these not of a record that cannot be read."""
+    found = {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
+    if record:
+        turns = record.get("turns", ())
+        found["turns"] = len(turns) if isinstance(turns, list) else 0
+        for name in ("question", "answer"):
+            text = record.get(name)
+            found[name] = text[:_LONGEST] if isinstance(text, str) else None
+    return found
 
 
 def _errors(record: Block, turns: list[Block]) -> Iterator[str]:

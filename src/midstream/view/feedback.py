@@ -9,7 +9,7 @@ from typing import Any, Literal
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import add_feedback, read_feedback
-from midstream.view.entries import entries
+from midstream.view.entries import Filter, entries
 from midstream.view.parts import Part
 
 LONGEST_NOTE = 10_000  # characters
@@ -27,16 +27,25 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
     from midstream.gateway.forms import FormError
     from midstream.lessons.access import cast_vote, find_lesson
 
-    known = {"part", "id", "lesson", "vote", "note"}
-    if not isinstance(body, dict) or not set(body) <= known or not all(isinstance(text, str) for text in body.values()):
-        raise FormError("body-invalid", f"feedback is an object of texts, of {', '.join(sorted(known))}", None)
-    if body.get("vote", "") not in _VALUES or len(body.get("note", "")) > LONGEST_NOTE:
-        words = f'a vote is "up", "down" or "", a note has at most {LONGEST_NOTE:,} characters'
-        raise FormError("body-invalid", words, None)
-    if {key for key in ("part", "id", "lesson") if body.get(key)} not in ({"part", "id"}, {"lesson"}):
-        raise FormError("body-invalid", "feedback is on a trajectory, by part and id, or on a lesson", None)
+    known = ("part", "id", "lesson", "vote", "note")
+    if (
+        not isinstance(body, dict)
+        or not all(isinstance(text, str) for text in body.values())
+        or {key for key in body if body[key] or key not in known} - {"vote", "note"} not in ({"part", "id"}, {"lesson"})
+        or body.get("vote", "") not in _VALUES
+        or len(body.get("note", "")) > LONGEST_NOTE
+    ):
+        form = f'"part" and "id", or "lesson"; "vote": "up", "down" or ""; "note": at most {LONGEST_NOTE:,} characters'
+        raise FormError("body-invalid", f"feedback is an object of texts: {form}", None)
     if part is not None:
-        kept = add_feedback(run.root, {**body, **_texts_of(part, body)})
+        place = next((place for place, entry in enumerate(part.entries) if entry.id == body["id"]), None)
+        if place is None:
+            what = f"{body['part']} has no trajectory {body['id']!r}"
+            raise UsageError(what, code="unknown-name", fix="reload the page: the run may have been rewound")
+        # With the texts of the trajectory a vote is of use without its part.
+        shown = next(iter(entries(part, Filter(start=place, limit=1))[0]), {})
+        texts = {"question": shown.get("question") or "", "answer": shown.get("answer")}
+        kept = add_feedback(run.root, {**body, "task": part.entries[place].task_id, **texts})
         return {"vote": kept.vote, "note": kept.note}
     lesson = body["lesson"]
     find_lesson(str(run.root), lesson)
@@ -75,13 +84,3 @@ def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
         if vote.by == "person" and vote.run == where:
             found.setdefault(vote.lesson, {"vote": "", "note": ""})["vote"] = _THUMBS[vote.value]
     return found
-
-
-def _texts_of(part: Part, body: Mapping[str, str]) -> dict[str, Any]:
-    """The texts of the trajectory, so that a vote is of use without its part. Raises `UsageError` without it."""
-    for place, entry in enumerate(part.entries):
-        if entry.id == body["id"]:
-            [shown], _, _ = entries(part, place, 1)
-            return {"task": entry.task_id, "question": shown.get("question", ""), "answer": shown.get("answer")}
-    what = f"{body['part']} has no trajectory {body['id']!r}"
-    raise UsageError(what, code="unknown-name", fix="reload the page: the run may have been rewound")

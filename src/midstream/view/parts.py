@@ -6,13 +6,11 @@ again. A trajectory is read whole, by its place in its part, which counts from 0
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -25,34 +23,21 @@ from midstream.report.blocks import Block
 from midstream.runs.files import damaged, open_file
 from midstream.runs.segments import Entry, Segment
 
-T = TypeVar("T")
 RESTORE = "restore it from a copy; training does not need it, only reports do"
 LARGEST = 50 << 20  # bytes of a trajectory that is shown
+_CACHED = 8  # parts, journals and trajectories: those of the pages that are open
 _UNREADABLE = Entry("", "", None, "error")
 
 
-class Part(Protocol):
-    """A list of trajectories; reading goes as far as the files are whole."""
-
-    identity: Hashable
-    """A value that differs where the content does."""
-    path: Path
-    damage: str
-    """What is wrong with the file, "" if nothing was found yet."""
-    entries: list[Entry]
-    """What is known of each trajectory without reading it."""
-
-    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
-        """The lines at places that ascend. Raises `RunError` where the file is damaged."""
-        ...
-
-
 class SegmentPart:
-    """The trajectories of a file that is finished."""
+    """The trajectories of a file that is finished.
+
+    `damage` is what is wrong with the file, "" if nothing was found yet; `entries` what is known of each trajectory
+    without reading it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.damage, self._segment = path, "", Segment(path)
-        self.identity: Hashable = (str(path), *identity(path.stat()))
         self.entries: list[Entry] = []
         try:
             for entry in self._segment.entries():
@@ -60,17 +45,37 @@ class SegmentPart:
         except RunError as error:
             self.damage = error.what
 
-    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+    def lines(self, places: Iterable[int]) -> Generator[bytes]:
         """The lines at places that ascend. Raises `RunError` where the file is damaged."""
-        return self._segment.lines(places)
+        yield from self._segment.lines(places)
+
+
+class JournalPart:
+    """The trajectories of one set in a journal of results, as `SegmentPart` has them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.damage = path, ""
+        self.entries: list[Entry] = []
+        self.starts: list[int] = []
+
+    def lines(self, places: Iterable[int]) -> Generator[bytes]:
+        """The lines at places that ascend, without the name of the set."""
+        with open_file(self.path) as file:
+            for place in places:
+                file.seek(self.starts[place])
+                # The trajectory is the last field of the record.
+                yield file.readline().partition(b',"trajectory":')[2].rstrip()[:-1]
+
+
+Part = SegmentPart | JournalPart
 
 
 class JournalIndex:
-    """Where the trajectories of each set begin in a journal of results (`runs/results.py`); it reads what is new."""
+    """The sets in a journal of results (`runs/results.py`), each a part."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sets: dict[str, tuple[list[int], list[Entry]]] = {}
+        self.sets: dict[str, JournalPart] = {}
         self._end, self._reading = 0, threading.Lock()
 
     def update(self) -> None:
@@ -83,35 +88,38 @@ class JournalIndex:
                 record = _record(line)
                 trajectory = record.get("trajectory")
                 if isinstance(record.get("set"), str) and isinstance(trajectory, dict):
-                    starts, entries = self.sets.setdefault(record["set"], ([], []))
-                    starts.append(self._end)
-                    entries.append(_entry(trajectory))
+                    part = self.sets.setdefault(record["set"], JournalPart(self.path))
+                    part.starts.append(self._end)
+                    part.entries.append(_entry(trajectory))
                 self._end += len(line)
 
 
-class JournalPart:
-    """The trajectories of one set in a journal of results."""
+# What is known of a file is kept while it is the same file, a segment also only while it does not change.
+_segments = lru_cache(_CACHED)(lambda path, *state: SegmentPart(path))
+_journals = lru_cache(_CACHED)(lambda path, inode: JournalIndex(path))
 
-    def __init__(self, journal: JournalIndex, name: str) -> None:
-        self.path, self.damage = journal.path, ""
-        self.identity: Hashable = (str(journal.path), identity(journal.path.stat())[0], name)
-        self._starts, self.entries = journal.sets[name]
 
-    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
-        """The lines at places that ascend, without the name of the set."""
-        with open_file(self.path) as file:
-            for place in places:
-                file.seek(self._starts[place])
-                # The trajectory is the last field of the record.
-                yield file.readline().partition(b',"trajectory":')[2].rstrip()[:-1]
+def segment_part(path: Path) -> SegmentPart:
+    """The part of a finished file."""
+    found = path.stat()
+    return _segments(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def journal_sets(path: Path) -> dict[str, JournalPart]:
+    """The sets of a journal, with what was appended since the last call."""
+    # A journal from which records are removed is written again as another file.
+    journal = _journals(path, path.stat().st_ino)
+    journal.update()
+    return journal.sets
 
 
 def records(part: Part, places: Iterable[int]) -> Iterator[Block]:
     """The trajectories at places that ascend as JSON values, {} for one that is damaged or too large."""
-    with closing(part.lines(places)) as lines:  # type: ignore[type-var]
+    with closing(part.lines(places)) as lines:
         yield from map(_record, lines)
 
 
+@lru_cache(_CACHED)
 def trajectory_at(part: Part, place: int) -> Trajectory:
     """The trajectory at a place. Raises `UsageError` without it, `RunError` if it is damaged."""
     if place >= len(part.entries):
@@ -149,32 +157,6 @@ def _entry(record: Block) -> Entry:
 def _listed(entry: Entry) -> Entry:
     # As the page shows both, and has them in addresses.
     return Entry(visible(entry.id), visible(entry.task_id), entry.score, entry.status)
-
-
-def identity(found: os.stat_result) -> tuple[int, int, int]:
-    """Values of which one changes when a file is replaced or grows."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-class Kept:
-    """The values that were used last, by key; threads may share it."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._values = most, OrderedDict[Hashable, Any]()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of `key`, which `make` makes if it is not kept."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        made = make()
-        with self._lock:
-            made = self._values.setdefault(key, made)
-            while len(self._values) > self._most:
-                self._values.popitem(last=False)
-        return made
 
 
 def _record(line: bytes) -> Block:

@@ -2,7 +2,7 @@
 
     GET  /TOKEN/                the page
     GET  /TOKEN/api/PATH        a document (`documents.py`)
-    GET  /TOKEN/api/events      server-sent events: which runs changed since a cursor
+    GET  /TOKEN/api/events      server-sent events: which runs changed
     POST /TOKEN/api/run/RUN/feedback
 
 It answers this machine alone, and there who has the token: pages of other hosts are refused by the token, by the Host
@@ -15,20 +15,18 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
-
-from pydantic_core import PydanticSerializationError, to_json
 
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
 from midstream.gateway.http import LOOPBACK, Asgi, body_of, listen, parse_json, refusal, serve
 from midstream.view.documents import Documents
-from midstream.view.runs import changed_since, cursor_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -47,8 +45,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_STATIC = {"": "index.html", "view.js": "view.js", "view.css": "view.css"}
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_STATIC = {"": ("index.html", "html"), "view.js": ("view.js", "javascript"), "view.css": ("view.css", "css")}
 
 
 class Viewer:
@@ -94,35 +91,48 @@ class Viewer:
         from starlette.responses import RedirectResponse, Response, StreamingResponse
         from starlette.routing import Route
 
+        def as_json(document: object, status: int = 200) -> Response:
+            return Response(json.dumps(document), status, _HEADERS, "application/json")
+
+        def problem(status: int, code: str, what: str, cause: str = "", fix: str = "") -> Response:
+            return as_json({"code": code, "what": what, "cause": cause, "fix": fix}, status)
+
         async def answer(request: Request) -> Response:
             if refused := self._refusal(request.scope):
-                return _json(_problem("refused", refused), 403)
+                return problem(403, "refused", refused)
             (_, *path), query = _pieces(request.scope)
             try:
-                if not path:  # the page's own addresses are relative to its last slash
-                    return RedirectResponse(f"/{self.token}/", headers=_HEADERS)
-                if path[:1] != ["api"]:
-                    if request.method == "POST":
-                        return _json(_problem("refused", "a page takes nothing"), 405)
-                    return _static("/".join(path), Response)
-                if request.method == "POST":
-                    return await self._take(path[1:], request)
-                if path[1:] == ["events"] and request.method == "GET":
-                    cursor = request.headers.get("last-event-id") or query.get("cursor", "")
-                    return StreamingResponse(self._events(cursor), media_type="text/event-stream", headers=_HEADERS)
-                return _json(await in_thread(lambda: self.documents.get(path[1:], query)))
+                match path:
+                    # The page's own addresses are relative to its last slash.
+                    case []:
+                        return RedirectResponse(f"/{self.token}/", headers=_HEADERS)
+                    case ["api", "run", run, "feedback"] if request.method == "POST":
+                        body = parse_json(await body_of(request.receive, _LONGEST_BODY))
+                        return as_json(await in_thread(lambda: self.documents.feedback(run, body)))
+                    case _ if request.method == "POST":
+                        return problem(405, "refused", "nothing is taken at this address")
+                    case ["api", "events"] if request.method == "GET":
+                        # Taken before the page hears that it is connected: it then reads what it shows again.
+                        states = await in_thread(self.documents.runs.states)
+                        return StreamingResponse(self._events(states), media_type="text/event-stream", headers=_HEADERS)
+                    case ["api", *document]:
+                        return as_json(await in_thread(lambda: self.documents.get(document, query)))
+                    case [name] if name in _STATIC:
+                        file, kind = _STATIC[name]
+                        content = files("midstream.view").joinpath("static", file).read_bytes()
+                        return Response(content, 200, _HEADERS, f"text/{kind}; charset=utf-8")
+                return problem(404, "unknown-name", f"there is no {'/'.join(path)!r}")
             except FormError as error:
-                return _json(_problem(error.code, error.message), error.status)
+                return problem(error.status, error.code, error.message)
             except MidstreamError as error:
                 status = 404 if error.code == "unknown-name" else 422
-                return _json(_problem(error.code, error.what, error.cause, error.fix), status)
+                return problem(status, error.code, error.what, error.cause, error.fix)
             except OSError as error:
                 words = f"{error.filename} cannot be read: {error.strerror}"
-                return _json(_problem("file-unreadable", words, fix=f"ls -l {error.filename}"), 422)
+                return problem(422, "file-unreadable", words, fix=f"ls -l {error.filename}")
             except Exception as failure:  # noqa: BLE001  # a bug of ours: the page and the terminal say so
                 warn("the viewer cannot answer %s: %r", "/".join(path), failure)
-                what, fix = f"the viewer cannot answer: {failure!r:.200}", "report this line"
-                return _json(_problem("viewer-failed", what, fix=fix), 500)
+                return problem(500, "viewer-failed", f"the viewer failed: {failure!r:.200}", fix="report this line")
 
         return Starlette(routes=[Route("/{rest:path}", answer, methods=["GET", "HEAD", "POST"])])
 
@@ -138,58 +148,18 @@ class Viewer:
             return "the header X-Midstream: view is missing"
         return ""
 
-    async def _take(self, path: Sequence[str], request: Request) -> Response:
-        match path:
-            case ["run", run, "feedback"]:
-                body = parse_json(await body_of(request.receive, _LONGEST_BODY))
-                return _json(await in_thread(lambda: self.documents.feedback(run, body)))
-        raise FormError("unknown-name", "nothing is taken at this address", None, status=404)
-
-    async def _events(self, cursor: str) -> AsyncIterator[str]:
-        """The runs that changed since the cursor, whenever some did, with the new cursor as the event's id."""
-        states = await in_thread(self.documents.runs.states)
-        # Without a cursor, what changed a moment ago is announced, too: the page may have read it before.
-        fresh = self.documents.runs.fresh
-        cursor = cursor or cursor_of({name: state for name, state in states.items() if not fresh(name)})
+    async def _events(self, states: dict[str, Hashable]) -> AsyncIterator[str]:
+        """The runs that changed since these states, whenever some did."""
         yield ": open\n\n"
-        beat = asyncio.get_running_loop().time()
+        beat = time.monotonic()
         while not (self._server and self._server.should_exit):
-            if changed := changed_since(cursor, states):
-                cursor, beat = cursor_of(states), asyncio.get_running_loop().time()
-                yield f"id: {cursor}\nevent: change\ndata: {json.dumps({'runs': changed})}\n\n"
-            elif asyncio.get_running_loop().time() > beat + _BEAT_S:
-                beat = asyncio.get_running_loop().time()
-                yield ": still here\n\n"
             await asyncio.sleep(_LOOK_S)
+            before = states
             states = await in_thread(lambda: self.documents.runs.states(_LOOK_S / 2))  # one look for all pages
-
-
-def encoded(document: Any) -> bytes:
-    """A document as JSON; numbers that are not finite are null, half a surrogate pair is "?"."""
-    try:
-        return to_json(document, inf_nan_mode="null")
-    except PydanticSerializationError:
-        text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
-        return to_json(json.loads(text), inf_nan_mode="null")
-
-
-def _problem(code: str, what: str, cause: str = "", fix: str = "") -> dict[str, str]:
-    return {"code": code, "what": what, "cause": cause, "fix": fix}
-
-
-def _json(document: Any, status: int = 200) -> Response:
-    from starlette.responses import Response
-
-    return Response(encoded(document), status, _HEADERS, "application/json")
-
-
-def _static(name: str, response: type[Response]) -> Response:
-    """A file of the page code."""
-    file = files("midstream.view").joinpath("static", _STATIC.get(name, name))
-    if name not in _STATIC or not file.is_file():
-        return _json(_problem("unknown-name", f"there is no {name!r}"), 404)
-    kind = _TYPES[Path(_STATIC[name]).suffix]
-    return response(file.read_bytes(), 200, _HEADERS, f"{kind}; charset=utf-8")
+            changed = [name for name, state in states.items() if before.get(name) != state]
+            if changed or time.monotonic() > beat + _BEAT_S:
+                beat = time.monotonic()
+                yield f"event: change\ndata: {json.dumps({'runs': changed})}\n\n" if changed else ": still here\n\n"
 
 
 def _pieces(scope: Asgi) -> tuple[list[str], dict[str, str]]:

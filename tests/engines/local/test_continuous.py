@@ -157,7 +157,7 @@ def test_a_sample_is_that_of_the_request_alone_in_any_order_of_arrival(double_en
 @pytest.mark.slow
 def test_64_requests_of_very_different_lengths_arrive_staggered(seen):
     """Prompts that share a long beginning, so that a prefix trie computes them; a model with 1,000 positions."""
-    context: Any = SimpleNamespace(name="policy", warm_seed=0)
+    context: Any = SimpleNamespace(name="policy", recipe=SimpleNamespace(warm_seed=0))
     engine = TinyTextConfig(max_positions=1000, max_batch=16).build(context)
     engine.model.double()
     engine.codec.end_ids = ()

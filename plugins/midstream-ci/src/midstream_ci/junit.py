@@ -118,7 +118,7 @@ def _document(suites: Sequence[tuple[str, Sequence[_Case]]]) -> str:
         failures = sum(bool(case.failure) for case in cases) - errors
         counts = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
         seconds = f"{sum(case.seconds for case in cases):.3f}"
-        suite = ElementTree.SubElement(root, "testsuite", name=_clean(name), **counts, time=seconds)
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _clean(name), **counts, "time": seconds})
         for case in cases:
             element = ElementTree.SubElement(
                 suite, "testcase", classname=_clean(name), name=_clean(case.name), time=f"{case.seconds:.3f}"

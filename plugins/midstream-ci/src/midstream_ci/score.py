@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import midstream as ms
 from midstream.cli import options as shared
-from midstream.cli.show import show_evaluation
+from midstream.cli.show import show_done
 from midstream.core.errors import RunError, UnsupportedError
 from midstream.process import Place, RunOptions
 from midstream.recipe.check import is_dialogues
@@ -87,5 +87,5 @@ def run(options: argparse.Namespace) -> int:
         overrides=options.overrides,
         quiet=options.quiet,
     )
-    show_evaluation(found.directory, as_json=options.json)
+    show_done(found.directory, as_json=options.json)
     return after_eval.finish(options, found)

@@ -44,8 +44,7 @@ class Schedule(Settings):
         return self.start + share * (self.end - self.start)
 
 
-def _from_number(value: object) -> object:
-    return {"start": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-Probability = Annotated[Schedule, BeforeValidator(_from_number)]  # a number, or a table
+# A number, which is the same at every step, or a table.
+Probability = Annotated[
+    Schedule, BeforeValidator(lambda value: {"start": value} if type(value) in (int, float) else value)
+]

@@ -44,7 +44,7 @@ from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text_file import read_toml
 from midstream.evaluation.settings import SetConfig, sampling_name
-from midstream.recipe.build import Build, check_machine
+from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.estimate import set_tasks
 from midstream.recipe.files import each_setting, overrides_of, recipe_directories, with_overrides
@@ -220,7 +220,6 @@ def plan(
                 out = root / f"{arm.runs}-s{seed}"
                 runs.append(ArmRun(arm=arm, seed=seed, recipe=recipe, trained=trained, changes=changes, out=out))
             with Build(runs[-1].recipe) as build:
-                check_machine(build)
                 check_work(build, "train" if runs[-1].trained else "eval")
     return Plan(study=study, root=root, runs=runs, compared=_compared([run for run in runs if run.seed == 0]))
 

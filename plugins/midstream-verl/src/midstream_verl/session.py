@@ -24,7 +24,6 @@ from midstream.evaluation.session import JournalStore, evaluate_set
 from midstream.recipe.build import Build
 from midstream.recipe.inputs import run_recipe
 from midstream.recipe.schema import Recipe
-from midstream.recipe.sessions import stages_of
 from midstream.report.progress import print_warnings
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
@@ -57,7 +56,6 @@ class ClusterSession:
             learner=None,  # type: ignore[arg-type]  # verl is the learner
             environment=build.environment(),
             source=build.source,
-            stages=stages_of(build),
             publish=self._published,
             seed=self.recipe.seed,
             role=self.recipe.role,

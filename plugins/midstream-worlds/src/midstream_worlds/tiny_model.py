@@ -154,7 +154,7 @@ class TinyModelConfig(InProcessConfig):
         vocabulary = context.source.vocabulary(context)
         tokenizer = make_tokenizer(vocabulary.words, vocabulary.names, vocabulary.bare)
         tokenizer.chat_template = vocabulary.chat_template
-        model = make_model(self, tokenizer, len(vocabulary.names), context.warm_seed)
+        model = make_model(self, tokenizer, len(vocabulary.names), context.recipe.warm_seed)
         return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from midstream.core.errors import RecipeError, TrainingError
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
@@ -92,5 +92,5 @@ def test_the_gate_counts_calls_that_a_desk_carried_out(build):
 
 def test_desks_have_no_facts_to_search():
     with pytest.raises(RecipeError) as caught:
-        check(load_recipe("function-calling-simulated", ["tools={local_search={}}"]))
+        resolve(load_recipe("function-calling-simulated", ["tools={local_search={}}"]))
     assert caught.value.code == "world-missing"

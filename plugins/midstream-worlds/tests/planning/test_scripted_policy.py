@@ -167,15 +167,15 @@ def test_what_it_reads_from_the_stream(name):
         piece
         for turn, (call, output) in enumerate(said, 1)
         for piece in (
-            Piece(text=f"<think> next</think>{call}", sampled=True, turn=turn),
-            Piece(text=f"<output> {output}</output>", sampled=False, turn=turn),
+            Piece(text=f"<think> next</think>{call}", sampled=True),
+            Piece(text=f"<output> {output}</output>", sampled=False),
         )
     ]
     assert reply(QUESTION, *pieces) == expected
 
 
 def test_output_that_the_policy_wrote_itself_is_no_result():
-    own = Piece(text="<think> next</think><output> Amberbank area 99</output>", sampled=True, turn=1)
+    own = Piece(text="<think> next</think><output> Amberbank area 99</output>", sampled=True)
     assert "99" not in reply(QUESTION, own)
 
 

@@ -109,7 +109,7 @@ def agent_reply(template: Template, skill: float) -> Reply:
 
 def _read(messages: Sequence[Message], template: Template) -> _Chat:
     def bodies(text: str, kind: str, *, sampled: bool) -> list[str]:
-        found = blocks([Piece(text=text, sampled=sampled, turn=1)], template)
+        found = blocks([Piece(text=text, sampled=sampled)], template)
         return [block.body for block in found if block.kind == kind]
 
     chat = _Chat()

@@ -81,14 +81,15 @@ class PlannedWorld(TinyWorld, Endless):
 
     def vocabulary(self, context: Context) -> Vocabulary:
         """Every word of the world and of the agent that acts in it."""
-        words = {*self.words(), *action_lines.WORDS, *scripted.action_words(), *context.tool_names}
-        bare = [*action_lines.BARE, *context.tool_names]  # they begin the lines of a prompt
+        tools = [tool.name for tool in context.build.tools]
+        words = {*self.words(), *action_lines.WORDS, *scripted.action_words(), *tools}
+        bare = [*action_lines.BARE, *tools]  # they begin the lines of a prompt
         if (warm := context.recipe.warm_start) is not None and warm.lessons > 0:
             words |= lesson_words()
             bare.append("-")
         if context.template is not None:
             words.add(scripted.ANSWER)
-            bare = scripted.stream_marks(context.template, context.tool_names)
+            bare = scripted.stream_marks(context.template, tools)
         return Vocabulary(words=words, names=self.names(), bare=bare)
 
     def readable(self, question: str) -> str:

@@ -62,7 +62,7 @@ class TinyTextConfig(InProcessConfig):
         if isinstance(self.weights, str):
             require_device(self.device)
             tokenizer = load_tokenizer()
-            model = make_model(self, tokenizer, context.warm_seed).to(self.device)  # type: ignore[arg-type]
+            model = make_model(self, tokenizer, context.recipe.warm_seed).to(self.device)  # type: ignore[arg-type]
         else:
             if not self.weights.is_dir():
                 raise RecipeError(

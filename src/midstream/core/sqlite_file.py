@@ -1,4 +1,4 @@
-"""SQLite files shared by processes and threads; `KeyedFile` stores texts by key, e.g. paid replies.
+"""A SQLite file that processes and threads share.
 
 The file's `application_id` and `user_version` identify it; a file of another program or version is refused.
 """
@@ -10,13 +10,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import TypeAdapter, ValidationError
 
 from midstream.core.errors import StorageError, UsageError
-
-T = TypeVar("T")
 
 LOCK_S = 60.0  # other processes write for milliseconds
 
@@ -110,31 +105,3 @@ class SqliteFile:
                     yield self._connection
         except sqlite3.Error as error:
             raise self.unusable(error) from error
-
-
-class KeyedFile(SqliteFile):
-    """Texts by key, in one table named `table`. The other arguments are as in `SqliteFile`."""
-
-    def __init__(self, path: Path, *, application: int, version: int, table: str, what: str, setting: str) -> None:
-        self._table = table
-        schema = (f"CREATE TABLE {table} (key TEXT PRIMARY KEY, value TEXT)",)
-        super().__init__(path, application=application, version=version, schema=schema, what=what, setting=setting)
-
-    def find(self, key: str) -> str | None:
-        """The text of a key; None without one."""
-        with self.access() as connection:
-            found = connection.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
-        return found[1] if found else None
-
-    def find_json(self, key: str, form: TypeAdapter[T]) -> T | None:
-        """The value of the JSON under a key; `StorageError` if it is of another form."""
-        text = self.find(key)
-        try:
-            return None if text is None else form.validate_json(text)
-        except ValidationError as error:
-            raise self.unusable(error) from error
-
-    def keep(self, key: str, text: str) -> None:
-        """Store a text unless the key has one: the first text of a key is kept."""
-        with self.access() as connection:
-            connection.execute(f"INSERT OR IGNORE INTO {self._table} VALUES (?, ?)", (key, text))
