@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": parse_count, "default": 1, "metavar": "N",
         "help": "train in N processes, as many as there are GPUs",
     },
-    "--engine": {
+    "--learner": {
         "metavar": "NAME", "help": "the learner that trains in place of this machine, of an installed package",
     },
     "--seed": {"metavar": "N", "help": "the run seed, a whole number"},
