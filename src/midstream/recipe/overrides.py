@@ -70,8 +70,8 @@ class LearningChanges(AgentChanges, total=False):
     """What a caller changes in what a recipe learns from.
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
-    the validation that are drawn from it. `reward` as in `EvaluationChanges`. `learner` is a type of learner: what samples
-    from the trained weights and updates them, in place of this machine.
+    the validation that are drawn from it. `reward` as in `EvaluationChanges`. `learner` is a type of learner: what
+    samples from the trained weights and updates them, in place of this machine.
     """
 
     tasks: str | None

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _evaluated(directory: RunDirectory, set_name: str | None) -> Iterator[Trajectory]:
-    """The runs of the last evaluation of every set. Raises `UsageError` if there is none."""
+    """The runs of the last evaluation of every set. Raises `UsageError` without one."""
     newest = {(result.set_name, result.sampling): result for result in directory.evaluations.read()}
     results = [result for result in newest.values() if set_name in (None, result.set_name)]
     if not results:
