@@ -24,7 +24,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conftest import TEN_STEPS
-
 from support.killed_training import MOMENTS, Kill, differences, finish, train_with_kills
 
 

@@ -181,7 +181,6 @@ def evaluated(agent: str, *words: Any, rows: Any = (TASK,), reply: Any = lambda 
 def tiny_training(*changes: str) -> list[str]:
     """The command of a tiny training of two steps in the directory `run`."""
     from conftest import TEN_STEPS
-
     from support.tiny_runs import TRAINING, settings
 
     write("ten.toml", TEN_STEPS)

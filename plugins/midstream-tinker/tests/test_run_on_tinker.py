@@ -1,4 +1,4 @@
-"""`midstream train RECIPE --engine tinker`: a whole run on a Tinker server, killed and resumed from the named state."""
+"""`midstream train RECIPE --learner tinker`: a run on a Tinker server, killed and resumed from the named state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def words(model, server, *more):
         "learner.lora.rank=4", "training.tasks_per_step=2", "training.group_size=3", "training.minibatches=2",
         "evaluation.at=none", *more,
     ]  # fmt: skip
-    return ["train", "flow-grpo-lora", "--engine", "tinker", *(word for one in settings for word in ("--set", one))]
+    return ["train", "flow-grpo-lora", "--learner", "tinker", *(word for one in settings for word in ("--set", one))]
 
 
 def train(root, model, server, *more):
@@ -132,7 +132,7 @@ def test_several_processes_are_refused(model, tmp_path, capfd):
 
 def test_what_a_server_cannot_train_is_refused(model, capsys):
     def refusal(recipe, *more):
-        assert main(["train", recipe, "--engine", "tinker", "--dry-run", *more]) == 2
+        assert main(["train", recipe, "--learner", "tinker", "--dry-run", *more]) == 2
         return capsys.readouterr().err
 
     assert "error[temperature-unsupported]" in refusal("agentflow-7b")

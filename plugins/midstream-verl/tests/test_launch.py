@@ -1,4 +1,4 @@
-"""`midstream train --engine verl` around a `main_ppo` that ends in every way; verl itself: servers/test_verl.py."""
+"""`midstream train --learner verl` around a `main_ppo` that ends in every way; verl itself: servers/test_verl.py."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def verl(monkeypatch):
 
 
 def recipe(*overrides):
-    return changed_recipe("text-tiny", engine="verl", overrides=[*SETTINGS, *overrides])
+    return changed_recipe("text-tiny", learner="verl", overrides=[*SETTINGS, *overrides])
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_an_error_of_verl_has_the_end_of_its_log(verl, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_verl_and_the_run_resumes(verl, tmp_path):
     verl("waits")
-    words = ["--engine", "verl", *(word for setting in SETTINGS for word in ("--set", setting))]
+    words = ["--learner", "verl", *(word for setting in SETTINGS for word in ("--set", setting))]
     process = subprocess.Popen(
         [sys.executable, "-m", "midstream", "train", "text-tiny", "--out", str(tmp_path / "run"), *words]
     )

@@ -101,7 +101,7 @@ def trained(on_cpu, tmp_path_factory):
         'evaluation.sets=[{name = "test", split = "test", families = ["lookup"], per_family = 2, seed = 1}]',
     ]  # fmt: skip
     root = tmp_path_factory.mktemp("runs") / "trained"
-    return api.train(changed_recipe("text-tiny", engine="verl", overrides=overrides), out=root).directory
+    return api.train(changed_recipe("text-tiny", learner="verl", overrides=overrides), out=root).directory
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def ragged(on_cpu, tmp_path_factory):
     recipe, root = directory / "ragged.toml", directory / "run"
     recipe.write_text(RAGGED)
     changes = (*SETTINGS, on_cpu, "learner.gpus_per_node=1")
-    words = ["--engine", "verl", *(word for setting in changes for word in ("--set", setting))]
+    words = ["--learner", "verl", *(word for setting in changes for word in ("--set", setting))]
     process = subprocess.Popen(
         [sys.executable, "-m", "midstream", "train", str(recipe), "--out", str(root), "--quiet", *words],
         env={**os.environ, "PYTHONPATH": str(TESTS)},

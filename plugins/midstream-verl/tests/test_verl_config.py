@@ -14,7 +14,7 @@ from support.errors import coded
 
 
 def recipe(*overrides, name="text-tiny"):
-    return changed_recipe(name, engine="verl", overrides=["training.decay_steps=0", *overrides])
+    return changed_recipe(name, learner="verl", overrides=["training.decay_steps=0", *overrides])
 
 
 def verl(*overrides, model="/models/planner"):
@@ -56,7 +56,7 @@ def test_a_row_always_fits_into_a_micro_batch():
 def test_offload_and_masters_are_those_of_verl():
     found = settings(
         changed_recipe(
-            "agentflow-7b", engine="verl",
+            "agentflow-7b", learner="verl",
             overrides=["learner.offload=true", "engines.policy.dtype=bfloat16"],
         ),
         Path("/runs/mine"),
@@ -92,7 +92,7 @@ def test_settings_of_verl_win_and_may_be_nested():
 )
 def test_what_verl_cannot_do_is_refused_with_the_reason(overrides, name, what):
     of_training = ("training.decay_steps=0",) if name.startswith(("text", "flow")) else ()
-    chosen = changed_recipe(name, engine="verl", overrides=[*of_training, *overrides])
+    chosen = changed_recipe(name, learner="verl", overrides=[*of_training, *overrides])
     with pytest.raises(UnsupportedError, check=coded("cluster-unsupported", what)) as refused:
         refuse(chosen)
     assert refused.value.cause
@@ -119,7 +119,7 @@ def test_the_learning_rate_is_that_of_verls_schedule():
 def test_a_dry_run_prints_verls_settings(capsys):
     from midstream.cli.main import main
 
-    assert main(["train", "text-tiny", "--engine", "verl", "--dry-run", "--set", "training.decay_steps=0"]) == 0
+    assert main(["train", "text-tiny", "--learner", "verl", "--dry-run", "--set", "training.decay_steps=0"]) == 0
     shown = capsys.readouterr().out
     assert "actor_rollout_ref.rollout.n=1" in shown
 
@@ -127,7 +127,7 @@ def test_a_dry_run_prints_verls_settings(capsys):
 def test_train_without_verl_says_how_to_install_it(tmp_path, capsys):
     from midstream.cli.main import main
 
-    arguments = ["train", "text-tiny", "--engine", "verl", "--set", "training.decay_steps=0"]
+    arguments = ["train", "text-tiny", "--learner", "verl", "--set", "training.decay_steps=0"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 2
     assert "pip install" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -139,7 +139,7 @@ def test_the_table_is_written_and_read_back():
 
 
 def test_a_dry_run_shows_no_memory_of_verls_devices(capsys):
-    for more, here in ((["--nproc", "8"], True), (["--engine", "verl"], False)):
+    for more, here in ((["--nproc", "8"], True), (["--learner", "verl"], False)):
         assert main(["train", "agentflow-7b", "--dry-run", *more]) == 0
         printed = capsys.readouterr().out
         assert ("Memory of engine policy" in printed) is here

@@ -73,6 +73,6 @@ def run(options: argparse.Namespace) -> int:
             {**pair.model_dump(exclude=hidden), "said": sentence(comparison.letters, pair)} for pair in comparison.found
         ]
         print(json.dumps({"compared": said, "notes": comparison.notes}))
-        return 0
-    show(shown(comparison), folds=options.tasks)
-    return 0
+    else:
+        show(shown(comparison), folds=options.tasks)
+    return shared.finish(options, comparison)

@@ -41,4 +41,4 @@ def run(options: argparse.Namespace) -> int:
         **shared.changes(api.EvaluateOptions, options),
     )
     show_done(run.directory, as_json=options.json)
-    return 0
+    return shared.finish(options, run)

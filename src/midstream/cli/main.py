@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any
 
+from midstream.cli.options import extensions
 from midstream.core.errors import MidstreamError, UsageError, did_you_mean
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
@@ -163,7 +164,8 @@ def parser(command: str | None = None) -> Parser:
                 text = f"cannot be imported: {error}"
         parser_of_command = commands.add_parser(name, help=text)
         if command in (None, name):
-            _module(name).add_arguments(parser_of_command)
+            for module in (_module(name), *extensions(name)):
+                module.add_arguments(parser_of_command)
     return root
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -43,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": parse_count, "default": 1, "metavar": "N",
         "help": "train in N processes, as many as there are GPUs",
     },
-    "--engine": {
+    "--learner": {
         "metavar": "NAME", "help": "the learner that trains in place of this machine, of an installed package",
     },
     "--seed": {"metavar": "N", "help": "the run seed, a whole number"},
@@ -78,6 +79,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SERVER = ("--model", "--base-url", "--provider")
 RECIPE = ("--set", "--seed", "--dry-run", "--trust")
 OUTPUT = ("--json", "--quiet")
+
+
+def extensions(command: str) -> list[Any]:
+    """The modules of installed packages that add options to a command (docs/extending.md)."""
+    return [point.load() for point in entry_points(group="midstream.options") if point.name == command]
+
+
+def finish(options: argparse.Namespace, result: object) -> int:
+    """Hand a command's result to the packages that added options to it; returns the exit code, their highest."""
+    return max((module.finish(options, result) for module in extensions(options.command)), default=0)
 
 
 def add(parser: argparse.ArgumentParser, *names: str) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--tasks", "--reward")
     shared.add_recording(parser)
-    shared.add(parser, "--track", "--budget", "--engine", "--nproc")
+    shared.add(parser, "--track", "--budget", "--learner", "--nproc")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
     text = "play 16 tasks, make one step that is thrown away, and say what decides whether training can work"
     parser.add_argument("--try", dest="trial", action="store_true", help=text)

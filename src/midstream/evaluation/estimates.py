@@ -25,8 +25,8 @@ BOOTSTRAP, WILSON = "bootstrap over tasks", "Wilson"
 WILSON_EFFECTIVE = "Wilson, effective number of tasks"
 
 
-def mean_interval(values: Sequence[float]) -> tuple[Interval, str]:
-    """The 95 % confidence interval of a mean over tasks, and its method's name; `values` in [0, 1], one a task.
+def mean_interval(values: Sequence[float], error: float = 0.05) -> tuple[Interval, str]:
+    """The confidence interval of a mean over tasks, 95 % by default, and its method's name; `values` in [0, 1].
 
     From 100 tasks on the percentile bootstrap over tasks. Below, and where the mean lies so near 0 or 1 that fewer than
     10 tasks' worth of value stands on one side, the bootstrap is too narrow (all wrong would be 0 ± 0): there it is
@@ -34,10 +34,10 @@ def mean_interval(values: Sequence[float]) -> tuple[Interval, str]:
     """
     few = len(values) * min(fmean(values), 1 - fmean(values)) < FEW_OUTCOMES
     if len(values) >= FEW_TASKS and not few:
-        return bootstrap(values), BOOTSTRAP
+        return bootstrap(values, error), BOOTSTRAP
     if set(values) <= {0.0, 1.0}:
-        return wilson(fmean(values), len(values)), WILSON
-    return wilson(fmean(values), effective_tasks(values)), WILSON_EFFECTIVE
+        return wilson(fmean(values), len(values), error), WILSON
+    return wilson(fmean(values), effective_tasks(values, error), error), WILSON_EFFECTIVE
 
 
 def bootstrap(values: Sequence[float], error: float = 0.05) -> Interval:
@@ -53,15 +53,15 @@ def bootstrap(values: Sequence[float], error: float = 0.05) -> Interval:
     return totals[out] / count, totals[-1 - out] / count
 
 
-def wilson(share: float, count: float) -> Interval:
-    """The 95 % score interval of a share (Wilson 1927) of `count` trials; it never leaves [0, 1] and is never empty."""
-    square = NormalDist().inv_cdf(0.975) ** 2
+def wilson(share: float, count: float, error: float = 0.05) -> Interval:
+    """The score interval of a share (Wilson 1927) of `count` trials; it never leaves [0, 1] and is never empty."""
+    square = NormalDist().inv_cdf(1 - error / 2) ** 2
     center = (share + square / (2 * count)) / (1 + square / count)
     half = math.sqrt(square * (share * (1 - share) + square / (4 * count)) / count) / (1 + square / count)
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def effective_tasks(values: Sequence[float]) -> float:
+def effective_tasks(values: Sequence[float], error: float = 0.05) -> float:
     """Return how many tasks of value 0 or 1 would make a mean as well known as these values make it.
 
     The variance of a 0/1 value over that of `values`, times their number; less for a variance known from few values (by
@@ -71,20 +71,20 @@ def effective_tasks(values: Sequence[float]) -> float:
     spread = variance(values) if count > 1 else 0.0
     if spread == 0:
         return count
-    z = NormalDist().inv_cdf(0.975)
-    return count * share * (1 - share) / spread * (z / _student(count - 1)) ** 2
+    z = NormalDist().inv_cdf(1 - error / 2)
+    return count * share * (1 - share) / spread * (z / _student(count - 1, error)) ** 2
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """The 95 % Student t interval of a mean over tasks; without a spread, or of one value, it has no width."""
+def t_interval(values: Sequence[float], error: float = 0.05) -> Interval:
+    """The Student t interval of a mean over tasks; without a spread, or of one value, it has no width."""
     middle = fmean(values)
-    half = _student(len(values) - 1) * math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
+    half = _student(len(values) - 1, error) * math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
     return middle - half, middle + half
 
 
-def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t by Cornish and Fisher's expansion."""
-    z = NormalDist().inv_cdf(0.975)
+def _student(freedom: int, error: float) -> float:
+    """The quantile of Student's t that leaves out `error` / 2 on either side, by Cornish and Fisher's expansion."""
+    z = NormalDist().inv_cdf(1 - error / 2)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 

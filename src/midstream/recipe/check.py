@@ -349,7 +349,7 @@ def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
         raise RecipeError(
             f"learner.type = {learner.type!r} with the trained engine {name!r} of type {engine.type!r}",
             code="setting-conflict",
-            fix="set both types to that of the server, as midstream train RECIPE --engine NAME does, or neither",
+            fix="set both types to that of the server, as midstream train RECIPE --learner NAME does, or neither",
         )
 
 

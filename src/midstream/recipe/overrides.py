@@ -70,13 +70,13 @@ class LearningChanges(AgentChanges, total=False):
     """What a caller changes in what a recipe learns from.
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
-    the validation that are drawn from it. `reward` as in `EvaluationChanges`. `engine` is what samples from the trained
-    weights and updates them, in place of this machine: a type of learner.
+    the validation that are drawn from it. `reward` as in `EvaluationChanges`. `learner` is a type of learner: what
+    samples from the trained weights and updates them, in place of this machine.
     """
 
     tasks: str | None
     reward: object
-    engine: str | None
+    learner: str | None
 
 
 class EvaluationChanges(AgentChanges, total=False):
@@ -216,7 +216,7 @@ def _changed(
         table.get("evaluation", {}).pop("temperatures", None)
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
-    if (learner := changes.get("engine")) is not None:
+    if (learner := changes.get("learner")) is not None:
         learner = located("learner", learner, "learner")
         table = cast("type[LearnerConfig]", config_class("learner", learner)).chosen(table, learner)
     table = with_settings(table, _settings(changes))

@@ -41,7 +41,7 @@ class LearnerConfig(ComponentConfig):
     """Settings of the local learner: AdamW in one process, or in several (`--nproc`). The base of other learners.
 
     Attributes:
-        type: `local`, or a learner of an installed package, which `--engine` chooses
+        type: `local`, or a learner of an installed package, which `--learner` chooses
         betas: of AdamW
         weight_decay: of AdamW
         max_grad_norm: the largest norm of the gradient
@@ -74,7 +74,7 @@ class LearnerConfig(ComponentConfig):
 
     @classmethod
     def chosen(cls, table: Table, name: str) -> Table:
-        """Return a recipe's table with this learner, registered as `name`, as `--engine` of `train` does."""
+        """Return a recipe's table with this learner, registered as `name`, as `--learner` of `train` does."""
         return {**table, "learner": {**table.get("learner", {}), "type": name}}
 
     def plan(self, build: Any, root: Path) -> list[str]:

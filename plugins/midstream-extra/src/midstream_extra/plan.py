@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _way(way: Way, card_gb: int, gpus: int) -> list[Block | None]:
     """Whether a way fits, the settings with which it does, and what a device holds."""
-    name = {"one device": "one device", "torchrun": f"--nproc {gpus}", "verl": "--engine verl"}[way.kind]
+    name = {"one device": "one device", "torchrun": f"--nproc {gpus}", "verl": "--learner verl"}[way.kind]
     changed = "".join(f" --set {key}={value}" for key, value in way.settings.items())
     host = f", {way.host / GIB:.1f} GB of host memory" if way.host else ""
     fits = "fits" if way.fits else "does not fit"

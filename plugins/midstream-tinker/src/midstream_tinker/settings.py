@@ -112,7 +112,7 @@ class TinkerLearnerConfig(LearnerConfig):
         local = table.get("engines", {}).get(trains, {})
         if local.get("type") not in ("transformers_local", "tinker"):
             raise UsageError(
-                f"--engine tinker: the trained engine {trains!r} is of type {local.get('type')!r}",
+                f"--learner tinker: the trained engine {trains!r} is of type {local.get('type')!r}",
                 code="not-trainable",
                 fix="name a recipe whose trained engine is of type transformers_local or tinker",
             )

@@ -1,6 +1,6 @@
 """Training on a cluster with verl on Ray: midstream's agents, rewards and losses, verl's servers and sharded updates.
 
-`midstream train RECIPE --engine verl` goes this way:
+`midstream train RECIPE --learner verl` goes this way:
 
     launch.py        in this process: checks, `main_ppo` as a process, progress, the exported weights
     verl_config.py   a recipe as verl's settings, and what is refused

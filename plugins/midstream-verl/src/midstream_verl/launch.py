@@ -37,7 +37,7 @@ def require_verl() -> None:
     missing = [name for name in ("verl", "ray", "transfer_queue") if find_spec(name) is None]
     if missing:
         raise UnsupportedError(
-            f"--engine verl needs {' and '.join(missing)}, not installed here",
+            f"--learner verl needs {' and '.join(missing)}, not installed here",
             code="missing-extra",
             fix="in an environment of its own: pip install -e . -e 'plugins/midstream-verl[verl]', and vllm or sglang",
         )

@@ -74,7 +74,7 @@ def refuse(recipe: Recipe) -> TrainingConfig:
 def _refused(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """What verl cannot do: what, why, and what to do instead."""
     training, learner = recipe.training, recipe.learner
-    local = "leave out --engine verl"
+    local = "leave out --learner verl"
     if training is None or recipe.lessons is not None:
         yield f"recipe {recipe.name!r} trains no weights", "verl updates weights and nothing else", local
         return
@@ -134,7 +134,7 @@ def _refused_engines(recipe: Recipe, training: TrainingConfig) -> Iterator[tuple
         yield (
             "an agent of another program on verl",
             cause,
-            "write the agent as a Python function, or leave out --engine",
+            "write the agent as a Python function, or leave out --learner",
         )
     if recipe.serve.models:
         yield "serve.models on verl", "verl serves the trained model alone", "remove [serve.models]"

@@ -1,6 +1,6 @@
 """What `import verl` loads: verl finds this module by the entry-point group `verl.plugins`.
 
-In processes of a run that `midstream train --engine verl` started, it registers midstream's trainer. In all others it
+In processes of a run that `midstream train --learner verl` started, it registers midstream's trainer. In all others it
 does nothing.
 """
 

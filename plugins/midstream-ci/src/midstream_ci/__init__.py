@@ -1,0 +1,1 @@
+"""Evaluations that guard: requirements decided on intervals, JUnit files, summaries, a pytest fixture."""

@@ -1,0 +1,27 @@
+"""What `midstream eval` can require, and write for a build server."""
+
+from __future__ import annotations
+
+import argparse
+
+import midstream as ms
+from midstream_ci import options as shared
+from midstream_ci.junit import evaluation_junit
+from midstream_ci.requirements import decide, parse_requirement
+from midstream_ci.summary import evaluation_summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    shared.add_arguments(parser, parse_requirement, "success >= 0.8")
+
+
+def finish(options: argparse.Namespace, run: ms.Run) -> int:
+    """Decide the requirements, and write the files; returns the exit code."""
+    decisions = decide(run.directory, options.requirements)
+    return shared.finish(
+        options,
+        decisions,
+        lambda: evaluation_junit(run.directory, decisions),
+        lambda: evaluation_summary(run.directory, decisions),
+    )

@@ -1,0 +1,42 @@
+"""The options `--require`, `--junit` and `--summary`, and what they do when the command has its result."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from midstream.core.errors import UsageError
+from midstream_ci.requirements import Decision, Requirement, exit_code
+
+
+def add_arguments(parser: argparse.ArgumentParser, parse: Callable[[str], Requirement], example: str) -> None:
+    """Add the options; `parse` reads a requirement, such as `example`."""
+
+    def parsed(text: str) -> Requirement:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(f"{error.what}: {error.fix}") from error
+
+    text = f"exit with 3 if this fails, 4 if it is undecided, e.g. {example!r} (again for several)"
+    parser.add_argument("--require", dest="requirements", action="append", default=[], type=parsed, help=text)
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, with a case for each task")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="write a summary in Markdown")
+
+
+def finish(
+    options: argparse.Namespace,
+    decisions: Sequence[Decision],
+    junit: Callable[[], str],
+    summary: Callable[[], str],
+) -> int:
+    """Write the files, say what was decided on standard error, and return the exit code."""
+    for path, text in ((options.junit, junit), (options.summary, summary)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(), encoding="utf-8")
+    for decision in decisions:
+        sys.stderr.write(f"{decision}\n")
+    return exit_code(decisions)

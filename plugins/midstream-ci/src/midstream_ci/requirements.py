@@ -1,0 +1,255 @@
+"""Requirements on an evaluation, such as `success >= 0.8`, decided on its interval.
+
+A requirement holds if the whole interval satisfies it, fails if no part of it does, and is undecided in between: then
+more tasks would decide it. So an agent exactly at the threshold passes, and fails, in at most 2.5 % of evaluations
+each; several requirements share this error (Bonferroni). Where every task is right or wrong this is exact (Clopper and
+Pearson 1934); Wilson's interval, which reports have, errs by up to 4 % on one side and less on the other.
+
+Runs that an infrastructure error ended say nothing about the agent: a requirement holds only if it would with all of
+them right and with all of them wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+from typing import Literal
+
+from midstream.core.errors import UsageError
+from midstream.core.metrics import EvaluationResult
+from midstream.core.text import counted
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation.estimates import Interval, majority, mean_interval, t_interval, value
+from midstream.report.evaluation import evaluated_trajectories
+from midstream.runs import RunDirectory
+
+Outcome = Literal["holds", "fails", "undecided"]
+EXIT_CODES: dict[Outcome, int] = {"fails": 3, "undecided": 4, "holds": 0}
+"""What a command ends with; of several requirements, the first of these that occurs."""
+MEANS = ("success", "majority", "turns", "pass@K", "pass^K")
+"""Means over tasks, decided on the interval."""
+TOTALS = ("errors", "cost_usd", "tokens")
+"""Facts of the evaluation itself, decided as they are: the share of runs with an error, and sums over all runs."""
+ERROR = 0.05
+
+_FORM = re.compile(r"(?:([^:<>]+):)?\s*([\w@^]+)\s*([<>]=?)\s*(\d+(?:\.\d+)?)\s*(%?)")
+_TRIALS = re.compile(r"pass([@^])([1-9]\d?)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirement:
+    """A metric of one set, or of every set, and the bound that it must keep; shares are from 0 to 1."""
+
+    text: str
+    metric: str
+    operator: str
+    bound: float
+    set_name: str | None = None
+
+    @property
+    def is_least(self) -> bool:
+        """Whether the bound is the least that is allowed, not the most."""
+        return self.operator.startswith(">")
+
+    def met_by(self, measured: float) -> bool:
+        """Return whether a value keeps the bound."""
+        if measured == self.bound:
+            return self.operator.endswith("=")
+        return (measured > self.bound) == self.is_least
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What became of a requirement on one set: the value, the interval that decided it, and why, in words."""
+
+    requirement: str
+    of: str
+    outcome: Outcome
+    measured: float | None
+    interval: Interval | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.requirement} on {self.of}: {self.reason}"
+
+
+def exit_code(decisions: Sequence[Decision]) -> int:
+    """The exit code of a command: 0 if everything holds, 3 if something fails, else 4."""
+    return next(
+        code for outcome, code in EXIT_CODES.items() if not code or any(d.outcome == outcome for d in decisions)
+    )
+
+
+def decide_bounds(requirement: Requirement, low: float, high: float) -> Outcome:
+    """Decide by an interval: `holds` needs all of it to keep the bound, `fails` none of it."""
+    worst, best = (low, high) if requirement.is_least else (high, low)
+    return "holds" if requirement.met_by(worst) else "undecided" if requirement.met_by(best) else "fails"
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Read `[SET:] METRIC OPERATOR NUMBER[%]`, e.g. `success >= 0.8`, `hard: pass@4 > 50%`, `cost_usd <= 2`.
+
+    Raises `UsageError`.
+    """
+    metrics = (*MEANS, *TOTALS)
+    found = _FORM.fullmatch(text.strip())
+    if found is None or not (found[2] in metrics or _TRIALS.fullmatch(found[2])):
+        fix = f"e.g. 'success >= 0.8', 'hard: pass@4 >= 50%', 'cost_usd <= 2'; metrics: {', '.join(metrics)}"
+        raise UsageError(f"{text!r} is not a requirement", code="requirement-invalid", fix=fix)
+    name, metric, operator, number, percent = found.groups()
+    bound = float(number) / (100 if percent else 1)
+    if bound > 1 and metric not in ("turns", "cost_usd", "tokens"):
+        fix = f"{metric} {operator} {bound:g}%"
+        raise UsageError(f"{text!r}: {metric} is at most 1", code="requirement-invalid", fix=fix)
+    set_name = name.strip() if name else None
+    return Requirement(text=text.strip(), metric=metric, operator=operator, bound=bound, set_name=set_name)
+
+
+def decide(run: RunDirectory, requirements: Sequence[Requirement]) -> list[Decision]:
+    """Decide each requirement on each set that it is about, in every sampling of it.
+
+    Raises `UsageError` for a set that the run does not have, or a metric that its trials cannot give.
+    """
+    results = list(run.evaluations.read())
+    pairs: list[tuple[Requirement, EvaluationResult]] = []
+    for requirement in requirements:
+        meant = [result for result in results if requirement.set_name in (None, result.set_name)]
+        if not meant:
+            names = ", ".join(dict.fromkeys(result.set_name for result in results))
+            raise UsageError(
+                f"{requirement.text!r} is about a set that {run.root} does not have",
+                code="requirement-invalid",
+                fix=f"name one of: {names}" if names else "evaluate first: midstream eval",
+            )
+        pairs += [(requirement, result) for result in meant]
+    error = ERROR / max(1, sum(requirement.metric not in TOTALS for requirement, _ in pairs))
+    return [
+        _decide_total(requirement, result)
+        if requirement.metric in TOTALS
+        else _decide_mean(requirement, result, _by_task(run, result), error)
+        for requirement, result in pairs
+    ]
+
+
+def set_label(result: EvaluationResult) -> str:
+    """The name of a set and its sampling."""
+    return f"{result.set_name} {result.sampling}"
+
+
+def _decide_total(requirement: Requirement, result: EvaluationResult) -> Decision:
+    measured = {
+        "errors": result.errors / max(1, result.tasks * result.trials),
+        "cost_usd": result.cost_usd,
+        "tokens": float(result.prompt_tokens + result.completion_tokens),
+    }[requirement.metric]
+    return Decision(
+        requirement=requirement.text,
+        of=set_label(result),
+        outcome="holds" if requirement.met_by(measured) else "fails",
+        measured=measured,
+        interval=None,
+        reason=f"{measured:,.6g}",
+    )
+
+
+def _by_task(run: RunDirectory, result: EvaluationResult) -> list[list[Trajectory]]:
+    tasks: dict[str, list[Trajectory]] = {}
+    for trajectory in evaluated_trajectories(run, result):
+        tasks.setdefault(trajectory.task_id, []).append(trajectory)
+    return list(tasks.values())
+
+
+def _decide_mean(
+    requirement: Requirement, result: EvaluationResult, tasks: Sequence[Sequence[Trajectory]], error: float
+) -> Decision:
+    is_share = requirement.metric != "turns"
+    # Lost runs counted as wrong, then as right.
+    sides = [[_value(requirement, trials, lost) for trials in tasks] for lost in (0.0, 1.0)]
+    intervals = [_interval(side, error) if is_share else t_interval(side, error) for side in sides]
+    low, high = intervals[0][0], intervals[1][1]
+    outcome, measured = decide_bounds(requirement, low, high), fmean(sides[0])
+    level = f"{100 * (1 - error):.4g}%"
+    reason = f"{measured:.3f}, {level} interval {low:.3f} to {high:.3f} of {counted(len(tasks), 'task')}"
+    if outcome == "undecided":
+        reason += f"; {requirement.bound:g} is within it{_needed(sides[0], requirement.bound, error)}"
+    else:
+        deciding = "lower" if requirement.is_least == (outcome == "holds") else "upper"
+        reason += f", decided by its {deciding} bound"
+    if result.errors and is_share:
+        lost = f"{counted(result.errors, 'run')} without a result"
+        reason += f"; {lost}: wrong for the lower bound, right for the upper one"
+    return Decision(
+        requirement=requirement.text,
+        of=set_label(result),
+        outcome=outcome,
+        measured=measured,
+        interval=(low, high),
+        reason=reason,
+    )
+
+
+def _interval(values: Sequence[float], error: float) -> Interval:
+    if set(values) <= {0.0, 1.0}:
+        return exact_interval(round(sum(values)), len(values), error)
+    return mean_interval(values, error)[0]
+
+
+def exact_interval(right: int, count: int, error: float) -> Interval:
+    """Clopper and Pearson's interval of a share: either side misses the truth in at most `error` / 2 of samples."""
+
+    def at_most(most: int, share: float) -> float:
+        """The chance that at most so many of `count` are right."""
+        if share in (0.0, 1.0):
+            return float(share == 0.0 or most >= count)
+        logs = (
+            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+            + k * math.log(share) + (count - k) * math.log1p(-share)
+            for k in range(most + 1)
+        )  # fmt: skip
+        return sum(map(math.exp, logs))
+
+    def crossing(most: int, chance: float) -> float:
+        """The share at which that chance, which falls as the share rises, is this."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(most, middle) > chance else (low, middle)
+        return low
+
+    lower = 0.0 if right == 0 else crossing(right - 1, 1 - error / 2)
+    upper = 1.0 if right == count else crossing(right, error / 2)
+    return lower, upper
+
+
+def _value(requirement: Requirement, trials: Sequence[Trajectory], lost: float) -> float:
+    """A task's value; of runs that ended in an error it is `lost`."""
+    if requirement.metric == "turns":
+        return fmean(len(trial.turns) for trial in trials)
+    if requirement.metric == "majority":
+        return lost if any(trial.status != "ok" for trial in trials) else majority(trials)
+    values = [value(trial) if trial.status == "ok" else lost for trial in trials]
+    if requirement.metric == "success":
+        return fmean(values)
+    kind = _TRIALS.fullmatch(requirement.metric)
+    most = int(kind[2]) if kind else 0
+    if not 1 <= most <= len(trials):
+        raise UsageError(
+            f"{requirement.text!r} cannot be decided: each task was tried {counted(len(trials), 'time')}",
+            code="requirement-invalid",
+            fix=f"name K, from 1 to {len(trials)}, as in pass@{len(trials)}, or evaluate with more --trials",
+        )
+    right, every = sum(each >= 1 for each in values), math.comb(len(values), most)
+    if kind and kind[1] == "@":
+        return 1 - math.comb(len(values) - right, most) / every
+    return math.comb(right, most) / every
+
+
+def _needed(values: Sequence[float], bound: float, error: float) -> str:
+    """In words, how many tasks would decide if the mean stayed where it is."""
+    apart = abs(fmean(values) - bound)
+    spread = stdev(values) if len(values) > 1 else 0.0
+    count = math.ceil((NormalDist().inv_cdf(1 - error / 2) * spread / apart) ** 2) if apart else 0
+    return f"; with this mean, about {count:,} tasks would decide" if count > len(values) else ""

@@ -1,0 +1,91 @@
+"""`midstream score EVALUATION --reward F`: score stored answers again, without a request to the agent's model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import midstream as ms
+from midstream.cli import options as shared
+from midstream.cli.show import show_done
+from midstream.core.errors import RunError, UnsupportedError
+from midstream.process import Place, RunOptions
+from midstream.recipe.check import is_dialogues
+from midstream.recipe.inputs import run_table
+from midstream.recipe.schema import parse_recipe
+from midstream.runs import RunDirectory
+from midstream_ci import after_eval
+
+HELP = "score the stored answers of an evaluation again, with another reward"
+# What the stored runs do not need, and what only says how to learn.
+_LEFT_OUT = ("agent", "tools", "training", "lessons", "warm_start", "learner")
+
+
+class ScoreOptions(RunOptions, total=False):
+    """Arguments of `score` that `midstream.evaluate` has."""
+
+    overrides: Sequence[str]
+
+
+def score(
+    evaluation: ms.Run | str | Path, reward: object, *, out: Place | None = None, **options: Unpack[ScoreOptions]
+) -> ms.Run:
+    """Score the stored runs of an evaluation with another reward, as a new evaluation.
+
+        again = score("runs/first", my_reward)
+        ms.compare(score("runs/second", my_reward), again)
+
+    The agent's model is not asked, and no tool is called; a judge is. What is done is kept: the same call with the same
+    `out` scores only the rest.
+
+    Args:
+        evaluation: a finished evaluation, or its directory.
+        reward: a function, a reward's name, or its table.
+        out: the new directory, by default one under `runs/`.
+        options: as of `midstream.evaluate`.
+
+    Raises:
+        RunError: the directory is no finished evaluation.
+        UnsupportedError: its tasks are dialogues, whose outcome is a state that is not stored.
+    """
+    run = evaluation.directory if isinstance(evaluation, ms.Run) else RunDirectory.open(Path(evaluation))
+    if run.info().kind != "evaluation" or run.status().state != "finished":
+        kind = run.info().kind if run.info().kind != "evaluation" else "evaluation that has not ended"
+        raise RunError(
+            f"{run.root} holds a {kind} run, and no finished evaluation",
+            code="wrong-kind-of-run",
+            fix=f"evaluate first: midstream eval {run.root}, or midstream resume {run.root}",
+        )
+    table = run_table(run)
+    if is_dialogues(parse_recipe(table).tasks):
+        raise UnsupportedError(
+            f"{run.root} holds dialogues, which cannot be scored again",
+            code="dialogues-not-supported",
+            cause="what a dialogue is scored by is the state at its end",
+            fix="evaluate again with the other reward: midstream eval RECIPE --reward ...",
+        )
+    kept: dict[str, Any] = {name: value for name, value in table.items() if name not in _LEFT_OUT}
+    kept |= {"name": f"{table['name']}-scored", "agent": {"type": "stored", "run": str(run.root.resolve())}}
+    return ms.evaluate(kept, reward=reward, out=out, **options)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `score`."""
+    parser.add_argument("evaluation", help="directory of a finished evaluation")
+    shared.add(parser, "--reward", "--out", "--set", "--trust", *shared.OUTPUT)
+    after_eval.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Score, show the new evaluation, and decide its requirements."""
+    found = score(
+        options.evaluation,
+        options.reward,
+        out=options.out,
+        overrides=options.overrides,
+        quiet=options.quiet,
+    )
+    show_done(found.directory, as_json=options.json)
+    return after_eval.finish(options, found)

@@ -1,0 +1,130 @@
+"""`midstream eval --require`, `compare --require` and `midstream score`, with the files that they write."""
+
+import json
+
+import pytest
+from junitparser import Error, Failure, JUnitXml
+
+import midstream as ms
+from midstream.cli.main import main
+from midstream.core.errors import RunError
+from midstream.report.evaluation import evaluated_trajectories
+from midstream_ci.junit import evaluation_junit
+from midstream_ci.score import score
+
+
+@pytest.mark.parametrize(
+    ("requirement", "code"), [("success >= 0.2", 0), ("success >= 0.95", 3), ("success >= 0.5", 4)]
+)
+def test_eval_ends_with_what_was_decided(project, evaluation, capsys, requirement, code):
+    words = ["eval", str(project / "offline.toml"), "--out", str(evaluation.path), "--require", requirement]
+    assert main([*words, "--json"]) == code
+    output = capsys.readouterr()
+    assert json.loads(output.out)["evaluations"][0]["tasks"] == 8
+    assert requirement in output.err
+
+
+def test_the_worst_outcome_counts(project, evaluation, capsys):
+    words = ["eval", str(project / "offline.toml"), "--out", str(evaluation.path)]
+    requirements = ["success >= 0.2", "success >= 0.5", "tokens <= 1"]
+    assert main([*words, *(word for text in requirements for word in ("--require", text))]) == 3
+
+
+@pytest.mark.parametrize("requirement", ["success", "no-regression"])
+def test_a_wrong_requirement_is_found_before_anything_runs(project, tmp_path, requirement):
+    with pytest.raises(SystemExit, check=lambda ended: ended.code == 2):
+        main(["eval", str(project / "offline.toml"), "--out", str(tmp_path / "run"), "--require", requirement])
+    assert not (tmp_path / "run").exists()
+
+
+def test_junit_has_a_case_for_each_task_and_requirement(project, evaluation, tmp_path):
+    junit, summary = tmp_path / "made" / "tests.xml", tmp_path / "summary.md"
+    words = ["eval", str(project / "offline.toml"), "--out", str(evaluation.path), "--require", "success >= 0.95"]
+    assert main([*words, "--junit", str(junit), "--summary", str(summary)]) == 3
+    tasks, requirements = JUnitXml.fromfile(str(junit))
+    assert (tasks.tests, tasks.failures, tasks.errors) == (8, 6, 0)
+    failed = [case for case in tasks if case.result]
+    assert all(isinstance(case.result[0], Failure) and "gold" in case.result[0].message for case in failed)
+    [case] = requirements
+    assert case.result[0].message.startswith("fails")
+    text = summary.read_text(encoding="utf-8")
+    assert "success >= 0.95" in text
+    assert "54.2%" in text
+    assert evaluation.evaluations[0].set_name in text
+
+
+def test_a_task_without_a_result_is_an_error_and_no_text_breaks_the_file(evaluation, monkeypatch):
+    def broken(run, result):
+        for trial in evaluated_trajectories(run, result):
+            yield trial.model_copy(update={"status": "error", "reward": None, "answer": "a\x00\x1b]]>&<b"})
+
+    monkeypatch.setattr("midstream_ci.junit.evaluated_trajectories", broken)
+    [tasks] = JUnitXml.fromstring(evaluation_junit(evaluation.directory, []).encode())
+    assert (tasks.tests, tasks.failures, tasks.errors) == (8, 0, 8)
+    assert all(isinstance(case.result[0], Error) for case in tasks)
+
+
+@pytest.fixture(scope="module")
+def other(project):
+    """The same agent, which guesses otherwise."""
+    return ms.evaluate(str(project / "offline.toml"), out=project / "other", quiet=True, overrides=["seed=5"])
+
+
+class TestCompare:
+    @pytest.mark.parametrize(
+        ("requirement", "code"),
+        [("no-regression", 0), ("better", 3), ("difference >= -1%", 0), ("difference >= 1%", 3)],
+    )
+    def test_an_evaluation_with_itself(self, evaluation, requirement, code):
+        assert main(["compare", str(evaluation.path), str(evaluation.path), "--require", requirement]) == code
+
+    def test_a_difference_may_be_undecided(self, evaluation, other, tmp_path, capsys):
+        junit, summary = tmp_path / "tests.xml", tmp_path / "summary.md"
+        words = ["compare", str(evaluation.path), str(other.path), "--require", "difference >= 0", "--json"]
+        assert main([*words, "--junit", str(junit), "--summary", str(summary)]) == 4
+        output = capsys.readouterr()
+        [pair] = json.loads(output.out)["compared"]
+        differing, requirements = JUnitXml.fromfile(str(junit))
+        assert differing.failures == pair["losses"]
+        assert differing.tests == pair["losses"] + pair["wins"]
+        assert requirements.failures == 1
+        assert f"{100 * pair['difference']:+.1f}" in summary.read_text(encoding="utf-8")
+
+
+class TestScore:
+    def test_stored_answers_get_another_reward_without_a_request(self, project, evaluation, capsys, monkeypatch):
+        before = [trial.answer for trial in evaluation.trajectories()]
+        model = project / "stand_in.py"
+        text = model.read_text(encoding="utf-8")
+        model.write_text("def reply(messages):\n    raise RuntimeError('asked')\n", encoding="utf-8")
+        words = ["score", str(evaluation.path), "--reward", f"{project / 'strict.py'}:odd"]
+        words += ["--out", str(project / "odd")]
+        try:
+            assert main([*words, "--require", "success >= 0.1", "--json"]) == 0
+        finally:
+            model.write_text(text, encoding="utf-8")
+        again = ms.Run(project / "odd")
+        assert [trial.answer for trial in again.trajectories()] == before
+        expected = [float(int(answer or 0) % 2) for answer in before]
+        assert [trial.reward.value for trial in again.trajectories() if trial.reward] == expected
+        assert again.evaluations[0].cost_usd == 0
+
+    def test_scored_alike_it_is_the_same(self, project, evaluation):
+        again = score(evaluation, f"{project / 'rewards.py'}:exact", out=project / "again", quiet=True)
+        [pair] = ms.compare(evaluation, again).found
+        assert pair.verdict == "the same"
+
+    def test_a_reward_that_failed_is_made_up_for(self, project, tmp_path):
+        reward = tmp_path / "bad.py"
+        fails = "def bad(question):\n    if 'a' in question.split()[-1]: raise KeyError(question)\n    return 1.0\n"
+        reward.write_text(fails, encoding="utf-8")
+        recipe, overrides = str(project / "offline.toml"), ["rollout.max_attempts=1"]
+        first = ms.evaluate(recipe, reward=f"{reward}:bad", out=tmp_path / "first", quiet=True, overrides=overrides)
+        assert first.evaluations[0].errors > 0
+        again = score(first, f"{project / 'rewards.py'}:exact", out=tmp_path / "again", quiet=True)
+        assert again.evaluations[0].errors == 0
+        assert again.evaluations[0].tasks == 8
+
+    def test_it_needs_a_finished_evaluation(self, tmp_path):
+        with pytest.raises(RunError):
+            score(tmp_path, "exact_match")

@@ -1,0 +1,152 @@
+"""Requirements: how they are read, and that they are decided by intervals with the stated error."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import midstream as ms
+from midstream.core.errors import UsageError
+from midstream.core.trajectory import ErrorInfo
+from midstream.report.evaluation import evaluated_trajectories
+from midstream_ci.requirements import Requirement, decide, decide_bounds, exact_interval, exit_code, parse_requirement
+
+
+@pytest.mark.parametrize(
+    ("text", "set_name", "metric", "operator", "bound"),
+    [
+        ("success >= 0.8", None, "success", ">=", 0.8),
+        ("  success>=80% ", None, "success", ">=", 0.8),
+        ("hard one: pass@4 > 50%", "hard one", "pass@4", ">", 0.5),
+        ("pass^2 >= 0", None, "pass^2", ">=", 0.0),
+        ("cost_usd <= 2.50", None, "cost_usd", "<=", 2.5),
+        ("tokens < 100000", None, "tokens", "<", 100_000.0),
+        ("turns <= 3", None, "turns", "<=", 3.0),
+    ],
+)
+def test_it_is_read(text, set_name, metric, operator, bound):
+    parsed = parse_requirement(text)
+    assert parsed == Requirement(
+        text=text.strip(), set_name=set_name, metric=metric, operator=operator, bound=pytest.approx(bound)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "success", "success = 0.8", "success >= x", "succes >= 0.8", "success >= 80", "success >= -1", "a:b:c >= 1"],
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(UsageError, check=lambda error: error.code == "requirement-invalid" and bool(error.fix)):
+        parse_requirement(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused(text):
+    with suppress(UsageError):
+        assert parse_requirement(text).bound >= 0
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.sampled_from(["<", "<=", ">", ">="]))
+def test_a_decision_is_that_of_every_value_in_the_interval(bound, one, other, operator):
+    low, high = sorted((one, other))
+    requirement = Requirement(text="", metric="success", operator=operator, bound=bound)
+    met = {requirement.met_by(value) for value in (low, (low + high) / 2, high)}
+    outcome = decide_bounds(requirement, low, high)
+    assert outcome == ("holds" if met == {True} else "fails" if met == {False} else "undecided")
+
+
+class TestAnEvaluation:
+    """24 runs of 8 tasks, 13 right: 54.2 %, interval 30.6 to 76.0."""
+
+    @pytest.mark.parametrize(
+        ("text", "outcome"),
+        [
+            ("success >= 0.3", "holds"),
+            ("success >= 0.31", "undecided"),
+            ("success >= 0.75", "undecided"),
+            ("success >= 0.77", "fails"),
+            ("success < 0.77", "holds"),
+            ("success <= 0.3", "fails"),
+            ("test: success >= 0.3", "holds"),
+            ("errors <= 0", "holds"),
+            ("tokens <= 10", "fails"),
+            ("cost_usd <= 0", "holds"),
+            ("turns <= 1", "holds"),
+            ("pass@3 >= 0.6", "holds"),  # every task was right once
+            ("pass^3 >= 0.9", "fails"),
+            ("majority <= 1", "holds"),
+        ],
+    )
+    def test_requirements_are_decided(self, evaluation, text, outcome):
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == outcome
+        assert exit_code([decision]) == {"holds": 0, "fails": 3, "undecided": 4}[outcome]
+
+    def test_several_share_the_error(self, evaluation):
+        alone = decide(evaluation.directory, [parse_requirement("success >= 0.3")])
+        both = decide(evaluation.directory, [parse_requirement("success >= 0.3"), parse_requirement("turns <= 5")])
+        assert both[0].interval[0] < alone[0].interval[0]
+        assert both[0].interval[1] > alone[0].interval[1]
+
+    @pytest.mark.parametrize("text", ["other: success >= 0.5", "pass@4 >= 0.5"])
+    def test_what_the_evaluation_cannot_say_is_refused(self, evaluation, text):
+        with pytest.raises(UsageError, check=lambda error: error.code == "requirement-invalid"):
+            decide(evaluation.directory, [parse_requirement(text)])
+
+    def test_lost_runs_decide_nothing(self, evaluation, monkeypatch):
+        [result] = evaluation.evaluations
+        every = list(evaluated_trajectories(evaluation.directory, result))
+        broken = ErrorInfo(type="EngineError", message="down", retryable=True)
+        lost = [trial.model_copy(update={"status": "error", "error": broken, "reward": None}) for trial in every]
+        monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: lost)
+        decisions = decide(
+            evaluation.directory, [parse_requirement("success >= 0.1"), parse_requirement("success <= 0.9")]
+        )
+        assert {decision.outcome for decision in decisions} == {"undecided"}
+        assert decisions[0].interval == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("count", "rate"), [(40, 0.8), (60, 0.5), (90, 0.9)])
+def test_of_a_thousand_builds_at_the_threshold_few_are_decided(count, rate):
+    draws = random.Random(3)
+    requirement = replace(parse_requirement("success >= 0.5"), bound=rate)
+    outcomes = {"holds": 0, "fails": 0, "undecided": 0}
+    for _ in range(1000):
+        values = [float(draws.random() < rate) for _ in range(count)]
+        outcomes[decide_bounds(requirement, *exact_interval(round(sum(values)), count, 0.05))] += 1
+    # At most 2.5 % on either side, and 1,000 builds spread by 0.5 %: three of these are room for chance.
+    assert outcomes["holds"] <= 40
+    assert outcomes["fails"] <= 40
+    assert outcomes["undecided"] >= 920
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "interval"),
+    [(0, 10, (0.0, 0.3085)), (10, 10, (0.6915, 1.0)), (8, 10, (0.4439, 0.9748)), (50, 100, (0.3983, 0.6017))],
+)
+def test_the_exact_interval_is_that_of_tables(right, count, interval):
+    assert exact_interval(right, count, 0.05) == pytest.approx(interval, abs=1e-4)
+
+
+def test_far_from_the_threshold_builds_are_decided_right():
+    draws = random.Random(4)
+    for rate, right in ((0.6, "fails"), (0.95, "holds")):
+        decided = []
+        for _ in range(200):
+            values = [float(draws.random() < rate) for _ in range(90)]
+            interval = exact_interval(round(sum(values)), 90, 0.05)
+            decided.append(decide_bounds(parse_requirement("success >= 0.8"), *interval))
+        assert fmean(outcome == right for outcome in decided) > 0.9
+        assert decided.count("fails" if right == "holds" else "holds") == 0
+
+
+def test_no_requirement_holds():
+    assert exit_code([]) == 0
+
+
+def test_the_python_surface_has_the_run(evaluation):
+    assert isinstance(evaluation, ms.Run)
