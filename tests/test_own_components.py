@@ -635,8 +635,8 @@ class Look(Tool):
         ("def fn(): return 'a question'", "tasks-failed", ("bad.py:fn", '"a question"')),
         (
             "def fn(split): return [{'question': 'a', 'answer': 'b'}]",
-            "tasks-failed",
-            ("bad.py:fn", "'train'", "other rows for each split"),
+            "bad-rows",
+            ("fn", "row 1 of validation", "it repeats row 1 of train"),
         ),
     ],
 )

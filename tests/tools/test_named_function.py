@@ -164,7 +164,7 @@ REFUSED = {
     "no file": ("none.py:f", "file-not-found", "none.py", "give its absolute path"),
     "no module": ("no_such_module:f", "module-not-found", "'no_such_module'", "name the file"),
     "no such name": ("my_tools.py:shoot", "name-not-found", "'shoot'", "shout, count, unclear"),
-    "no such part": ("my_tools.py:box.open", "name-not-found", "'box.open'", "use one of"),
+    "no such part": ("my_tools.py:box.open", "name-not-found", "'box.open'", "name one of"),
     "a number": ("my_tools.py:NUMBER", "tool-invalid", ": 3", "docs/tools.md"),
     "no hints": ("my_tools.py:unclear", "tool-invalid", "unclear: argument 'text'", "text: str"),
     "a class with arguments": ("my_tools.py:Needy", "recipe-invalid", ".key: Field required", "known keys here: key"),

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from midstream.core import http
 from midstream.core.engine import Request
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.trajectory import Call
-from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream_web import reading
 from midstream_web.reading import Embeddings, EmbeddingsConfig, Reader, ReadingConfig
 from support.api_server import Answer, Fault
@@ -138,7 +138,7 @@ def test_a_text_is_embedded_once(monkeypatch: pytest.MonkeyPatch):
     ids=str,
 )
 def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(OpenAICompatibleEngine, "_pause_s", lambda *_: 0.0)
+    monkeypatch.setattr(http, "LONGEST_PAUSE_S", 0.0)
 
     def all_in_one(faults: Sequence[Fault]) -> str:
         with EmbeddingsServer(faults=faults) as server:

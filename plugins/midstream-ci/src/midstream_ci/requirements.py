@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
@@ -197,6 +198,7 @@ def _interval(values: Sequence[float], error: float) -> Interval:
     return mean_interval(values, error)[0]
 
 
+@cache
 def exact_interval(right: int, count: int, error: float) -> Interval:
     """Clopper and Pearson's interval of a share: either side misses the truth in at most `error` / 2 of samples."""
 

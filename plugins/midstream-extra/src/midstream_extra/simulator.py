@@ -13,6 +13,7 @@ from midstream.components.component import Component
 from midstream.core.errors import UsageError
 from midstream.process import event_loop
 from midstream.recipe.build import Build
+from midstream.recipe.check import no_engine
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import Recipe
 from midstream.report.numbers import counted
@@ -58,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     async def work(label: Label) -> Any:
         return await write_transcripts(runs, out, tool=tool, config=config, label=label, parts=options.part)
 
+    if options.judge not in (None, *recipe.engines):
+        raise no_engine(recipe, f"--judge {options.judge}", options.judge)
     with shared.spinner("writing", silent=options.quiet):
         if options.judge is None:
             done, kinds = asyncio.run(work(by_rule))
