@@ -16,6 +16,8 @@ FILES = ("metrics.jsonl", "evaluations.jsonl", "updates.jsonl")
 RENAMED = {"optimiser": "reflector"}  # words: allow
 MODELS = {"simulated": "reflector"}  # a simulated model was named by its server
 LEFT_OUT = {"time_s", "duration_s", "elapsed_s", "created_at", "checksum"}
+# Counts that are no longer written.
+LEFT_OUT |= {"errors_followed", "recoveries", "recovery_rate", "repeats", "repeat_rate"}
 
 
 def records(path: Path) -> list[Any]:
