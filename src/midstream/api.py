@@ -12,6 +12,7 @@ continues, or the same call with the same `out`. Several functions have these ar
     settings          others of a recipe, by their names (docs/recipes.md): `{"rollout.concurrency": 4}`
     unsafe            run code that a model writes without a sandbox
     record, replay    the directory to record tools' answers in, or to answer from
+    cache             the directory in which replies of served models are kept, and found
     track             experiment trackers, by name or as objects (docs/tracking.md)
     listener          receives the run's events (`core/events.py`); by default progress is shown on standard error,
                       elsewhere than on a terminal a line a step
@@ -170,13 +171,15 @@ def solve(
         what, fix = f"the question is empty or no text: {question!r:.100}", 'midstream solve "What is 45 plus 17 ?"'
         raise UsageError(what, code="empty-value", fix=f"e.g. {fix}; in Python, solve(agent, question)")
     listener, changes = options.get("listener") or print_warnings, changes_in(AgentChanges, options)
-    recipe = agent_recipe(opened(agent, changes)[0], **changes)
+    source = opened(agent, changes)
+    recipe = agent_recipe(source[0], **changes)
     if any(engine.config.needs_world for engine in recipe.engines.values()):
         # A model whose vocabulary is its world's knows no other words; its question is refused before it is loaded.
         with Build(recipe) as build:
             if isinstance(build.source, TrainableWorld):
                 question = build.source.readable(question)
-    with answering(agent, temperature=temperature, unsafe=unsafe, **options) as (environment, run, build):
+    found = source, recipe
+    with answering(agent, found, temperature=temperature, unsafe=unsafe, **options) as (environment, run, build):
         task = Task(id="question", question=question, answer="")
         [group] = run(rollout(environment, [task], seed=build.recipe.seed, listener=listener))
     [trajectory] = group.trajectories
@@ -189,6 +192,7 @@ def solve(
 @contextmanager
 def answering(
     agent: AnyAgent,
+    found: tuple[Opened, Recipe] | None = None,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
@@ -197,12 +201,13 @@ def answering(
 ) -> Iterator[tuple[Environment, RunCoroutine, Build]]:
     """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and its build.
 
-    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
-    may come at any time; a strategy is refused.
+    Arguments as of `solve`. `found`: the agent as `opened`, and its recipe, if the caller has them. `continuous`:
+    engines in this process answer each request as it comes, so that questions may come at any time; a strategy is
+    refused.
     """
     changes, listener = changes_in(AgentChanges, options), options.get("listener") or print_warnings
-    source, run, step = opened(agent, changes)
-    recipe = agent_recipe(source, **changes)
+    (source, run, step), recipe = found or (opened(agent, changes), None)
+    recipe = recipe or agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
@@ -279,9 +284,9 @@ def evaluate(
     elif isinstance(agent, AgentSpec) and trained is None:
         raise UsageError("no tasks are named", code="missing-option", fix="evaluate(agent, tasks.test)")
     recipe = evaluation_recipe(source, **changes)
-    record, replay = (os.path.abspath(place) if place else None for place in map(options.get, ("record", "replay")))
+    places = {name: os.path.abspath(place) for name in ("record", "replay", "cache") if (place := options.get(name))}
     run = os.path.abspath(trained.root) if trained and inputs.has_weights(trained) else None
-    asked = EvaluationInfo(run=run, step=step, unsafe=unsafe, record=record, replay=replay)
+    asked = EvaluationInfo(run=run, step=step, unsafe=unsafe, **places)
     root = Path(out) if out else new_root(f"eval-{recipe.name}")
     begun = _begun(root, recipe, asked)
     if begun is not None:
@@ -530,7 +535,7 @@ def _work_in(
     else:
         learns, adapters = trained is not None, (trained.root if trained else root) / "adapters" / "asked"
         more = {"adapters": adapters, "unsafe": asked.unsafe, "kept": root / "strategy"}
-        options = {**options, "record": asked.record, "replay": asked.replay}
+        options = {**options, "record": asked.record, "replay": asked.replay, "cache": asked.cache}
     with ExitStack() as stack:
         shown = stack.enter_context(_listening(options))
         listener: Listener = shown if rank() == 0 else lambda event: None
@@ -550,9 +555,10 @@ def _work_in(
             asked = asked.model_copy(update={"tasks": task_digests(evaluations)})
         process.require_keys(build)
         run_coroutine(try_rewards(build))
+        if asked is not None:
+            stack.enter_context(served(recipe, listener))
         if asked is not None and trained is not None:
             # A served model's weights are an adapter that it loads; the directory records which were found.
-            stack.enter_context(served(recipe, listener))
             step = process.load_weights(build, trained, run_coroutine, step=asked.step)
             asked = asked.model_copy(update={"step": step, "checkpoint": trained.checkpoints.digest(step)})
         run = run or inputs.create_run(root, build, asked)
@@ -560,9 +566,10 @@ def _work_in(
         stack.enter_context(run.lock())
         listener = stack.enter_context(tracked(run, trackers, listener))
         stack.enter_context(process.status_on_failure(run))
-        stack.enter_context(process.open_budget(run, build.budget))
-        if trained is None:
+        if asked is None:
             stack.enter_context(served(recipe, listener))
+        # A limit in seconds counts from here: a server may take minutes to start.
+        stack.enter_context(process.open_budget(run, build.budget))
         if make_session is not None:
             ended, step = run_coroutine(make_session(run, listener).run()), None
             if recipe.lessons is not None:
@@ -779,7 +786,10 @@ def _source(agent: AnyAgent) -> Source:
     )
 
 
-def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory | None, int | None]:
+Opened = tuple[Source, RunDirectory | None, int | None]
+
+
+def opened(agent: AnyAgent, changes: AgentChanges) -> Opened:
     """The agent's recipe, the run if it is one, and the step of `RUN@STEP`.
 
     The version in `RUN@VERSION` of a lesson run becomes the lesson set in `changes`. Raises `RunError` for an
@@ -812,10 +822,14 @@ def opened(agent: AnyAgent, changes: AgentChanges) -> tuple[Source, RunDirectory
 
 
 # Runs of this process may begin in one second, and in several threads.
-_runs = count(1)
+_naming, _new_roots = threading.Lock(), set[Path]()
 
 
 def new_root(name: str) -> Path:
-    """A new run directory under `runs/`."""
-    number = next(_runs)
-    return Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" + (f"-{number}" if number > 1 else ""))
+    """A run directory under `runs/` that nothing has."""
+    base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _naming:
+        places = (Path("runs", base if number == 1 else f"{base}-{number}") for number in count(1))
+        root = next(place for place in places if place.absolute() not in _new_roots and not place.exists())
+        _new_roots.add(root.absolute())
+    return root

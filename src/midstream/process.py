@@ -52,6 +52,7 @@ class WorkOptions(TypedDict, total=False):
 
     record: Place | None
     replay: Place | None
+    cache: Place | None
     listener: Listener | None
 
 
@@ -269,11 +270,11 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
 
 def build_for(recipe: Recipe, options: WorkOptions, **more: Any) -> Build:
     """The build of a run, with its budget; `more` are other arguments of `Build`."""
-    record, replay = (Path(place) if place else None for place in map(options.get, ("record", "replay")))
+    places = {name: Path(place) if (place := options.get(name)) else None for name in ("record", "replay", "cache")}
     limits = recipe.budget or BudgetConfig()
     # Without limits requests are not counted; but what a lesson run used is on record, also without a limit.
     budget = Budget(limits) if limits.limits or recipe.lessons is not None else None
-    return Build(recipe, **{"budget": budget, "record": record, "replay": replay, **more})
+    return Build(recipe, **{"budget": budget, **places, **more})
 
 
 @contextmanager

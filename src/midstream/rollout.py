@@ -255,7 +255,7 @@ class _Failures:
     """Counts how often in a row runs ended in the same failure of a component; outages of servers do not count."""
 
     def __init__(self) -> None:
-        self._last, self._count = "", 0
+        self._last, self._count = set[str](), 0
 
     def add(self, failure: Exception | SystemExit | None, task: Task) -> None:
         """Count a run that ended in `failure`, None for one with a score. Raises `RepeatedError`."""
@@ -263,11 +263,13 @@ class _Failures:
             isinstance(failure, ToolServerError) and failure.code != "tool-broken"
         )
         text = "" if failure is None or outage else _text_of(failure)
-        # The id as a word: a short one may also be a piece of a path.
-        alike = re.sub(rf"(?<![\w/]){re.escape(task.id)}(?![\w/])|[0-9]+", "", text)
-        self._count = self._count + 1 if alike == self._last else 1
-        self._last = alike
-        if alike and self._count >= SAME_FAILURES:
+        # Without the id as a word, and without it anywhere: a text may have it in a path, as "data/ID.json", and a
+        # short id may also be a piece of a path that all texts have.
+        word = rf"(?<![\w/]){re.escape(task.id)}(?![\w/])"
+        forms = {re.sub(r"[0-9]+", "", form) for form in (re.sub(word, "", text), text.replace(task.id, "")) if text}
+        self._count = self._count + 1 if forms & self._last else 1
+        self._last = forms
+        if forms and self._count >= SAME_FAILURES:
             what, code, cause, fix = text, "component-failed", "", ""
             if isinstance(failure, MidstreamError):
                 what, code, cause, fix = failure.what, failure.code, failure.cause, failure.fix

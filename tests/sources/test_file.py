@@ -240,6 +240,8 @@ def test_rows_may_name_their_split(tmp_path):
         {"splits": {}},
         {"splits": {"train": 1.5, "test": -0.5}},
         {"splits": {"train": 1.0}, "split_field": "s"},
+        {"question_field": "answer"},
+        {"split_field": "family"},
     ],
 )
 def test_impossible_settings(settings):

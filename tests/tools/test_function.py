@@ -255,10 +255,12 @@ def test_a_function_that_cannot_be_a_tool_is_refused_with_a_fix(case):
     assert fix in refused.value.fix
 
 
-@pytest.mark.parametrize("name", ["word count", "class", "x" * 65])
-def test_impossible_names_are_refused(name):
+@pytest.mark.parametrize(
+    "options", [{"name": "word count"}, {"name": "class"}, {"name": "x" * 65}, {"timeout_s": 0}, {"output_tokens": 0}]
+)
+def test_impossible_settings_are_refused(options):
     with pytest.raises(UsageError) as refused:
-        tool(word_count.__wrapped__, name=name)
+        tool(word_count.__wrapped__, **options)
     assert refused.value.code == "tool-invalid"
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--strategy", "--retry-errors", "--unsafe"
     )
     shared.add_recording(parser)
-    shared.add(parser, "--track", "--budget")
+    shared.add(parser, "--cache", "--track", "--budget")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 
 

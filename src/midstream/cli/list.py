@@ -213,8 +213,8 @@ def _component(kind: Kind, name: str) -> Entry:
     located(kind, name, kind)
     config = config_class(kind, anchored(name, Path.cwd()))
     source = "midstream"
-    if name in installed(kind):
-        package = installed(kind)[name].dist
+    if points := installed(kind).get(name):
+        package = points[0].dist
         source = f"{package.name} {package.version}" if package else "a package"
     elif is_reference(name):
         path = file_of(name)

@@ -32,12 +32,21 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+class _Joined(argparse.Action):
+    """Several values as one text, with commas between."""
+
+    def __call__(self, *given: Any) -> None:
+        _, namespace, value, _ = given
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before}, {value}" if before else value)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
     },
     "--budget": {
-        "metavar": "LIMIT",
+        "action": _Joined, "metavar": "LIMIT",
         "help": 'at most, e.g. "2 usd", "500 rollouts", "1000000 tokens, 3600 seconds"',
     },
     "--nproc": {
@@ -66,6 +75,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--unsafe": {"action": "store_true", "help": "run code that a model writes without a sandbox"},
     "--out": {"help": "run directory (default: a new one under runs/)"},
+    "--cache": {
+        "type": Path, "metavar": "DIR", "help": "keep replies of served models, and find those that were asked before",
+    },
     "--track": {
         "metavar": "A,B", "default": (), "help": "send metrics to trackers, or FILE.py:NAME; a wrong name lists them",
     },

@@ -142,12 +142,25 @@ def registered(kind: Kind) -> list[str]:
 
 
 @cache
-def installed(kind: Kind) -> dict[str, EntryPoint]:
+def installed(kind: Kind) -> dict[str, list[EntryPoint]]:
     """The components of a kind in installed packages: entry points `KIND.NAME` of the group `midstream.components`."""
-    points = {point.name.removeprefix(f"{kind}."): point for point in entry_points(group="midstream.components")}
-    # Of two with one name midstream's own stays, as of recipes and commands.
-    own = _REGISTRY.get(kind, {})
-    return {name: point for name, point in points.items() if point.name == f"{kind}.{name}" and name not in own}
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group="midstream.components"):
+        of, _, name = point.name.partition(".")
+        # Of two with one name midstream's own stays, as of recipes and commands.
+        if of == kind and name not in _REGISTRY.get(kind, {}):
+            found.setdefault(name, []).append(point)
+    return found
+
+
+def installed_reference(kind: Kind, name: str) -> str | None:
+    """The object behind a package's component, None without one. Raises `RecipeError` if two packages define it."""
+    points = installed(kind).get(name, [])
+    if len({point.value for point in points}) > 1:
+        packages = " and ".join(point.dist.name if point.dist else "a package" for point in points)
+        fix = f"uninstall one of them, or name the object itself: type = {points[0].value!r}"
+        raise RecipeError(f"{kind} {name!r} is defined twice: by {packages}", code="name-clash", fix=fix)
+    return points[0].value if points else None
 
 
 def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
@@ -155,8 +168,7 @@ def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
 
     Raises `RecipeError` if it cannot be imported, or is not of this kind.
     """
-    if name in installed(kind):
-        name = installed(kind)[name].value
+    name = installed_reference(kind, name) or name
     config = _REGISTRY.get(kind, {}).get(name)
     if isinstance(config, str):
         config = _REGISTRY[kind][name] = load(config)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from midstream.components.component import Component, Kind, RewardConfig, StrategyConfig, TasksConfig
-from midstream.components.kinds import IN_A_PACKAGE, config_class, installed, registered
+from midstream.components.kinds import IN_A_PACKAGE, config_class, installed_reference, registered
 from midstream.components.own import anchored, is_reference, load
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import RecipeError, did_you_mean, shown
@@ -69,8 +69,8 @@ def located(kind: Kind, named: object, where: str) -> str:
     A file's path is absolute. A package's function or object is its place, and a class of settings keeps its name.
     """
     named = anchored(named, Path.cwd())
-    if isinstance(named, str) and named in installed(kind):
-        offered = load(reference := installed(kind)[named].value)
+    if isinstance(named, str) and (reference := installed_reference(kind, named)):
+        offered = load(reference)
         return named if isinstance(offered, type) and issubclass(offered, Settings) else reference
     if not isinstance(named, str) or (named not in registered(kind) and not is_reference(named)):
         own = f'your own, e.g. type = "my_file.py:name"; {IN_A_PACKAGE}'

@@ -349,9 +349,10 @@ class EvaluationResult(Frozen):
     completion_tokens: int = 0
     cost_usd: float = 0.0  # of all calls, a judge's included
     step: int | None = None  # the training step of the evaluated weights
+    replies_cached: int = 0  # replies that an earlier evaluation had sampled (`--cache`)
     learned: str = ""  # why the agent knows these tasks ("runs/x: training"): no evidence of what it can do on new ones
 
     @model_serializer(mode="wrap")
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields = dump(self)
-        return fields if self.learned else {name: value for name, value in fields.items() if name != "learned"}
+        seldom = {name for name in ("learned", "replies_cached") if not getattr(self, name)}
+        return {name: value for name, value in dump(self).items() if name not in seldom}

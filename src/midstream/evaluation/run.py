@@ -199,6 +199,7 @@ class Summary:
                 leaks=int(repeats_question(trial)),
                 request_failures=trial.request_failures,
                 replies_repaired=trial.replies_repaired,
+                replies_cached=sum("cached" in call.sent for call in trial.calls),
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
             )

@@ -81,6 +81,10 @@ def editable_lessons(named: str) -> Iterator[EditableLessons]:
     if path.name == "lessons.json" and (path.parent / VERSIONS).exists():
         path = path.parent
     path = path.parent if (path.parent / "run.json").exists() else path  # its lessons/
+    if path.is_dir() and not (path / "run.json").exists() and (path / VERSIONS).exists():
+        # Only the lock of a run keeps two writers of versions apart.
+        fix = f"copy {path / 'lessons.json'}, and edit that"
+        raise UsageError(f"{named} is a copy of a run's lessons, without a lock", code="lessons-read-only", fix=fix)
     if not (path / "run.json").exists():
         yield EditableLessons(path=path, lesson_set=read(path))
         return

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from midstream.agents.rendering import prompt_text
+from midstream.components.component import Kind
 from midstream.components.own import portable
 from midstream.core.agent import Lessons, lessons_digest
 from midstream.core.data import Frozen
@@ -202,7 +203,8 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
 # --- the agent that a lesson set is proven for ------------------------------------------------------------------------
 
 Table = Mapping[str, Any]
-_MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
+# Of every kind of agent.
+_MODULES: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 # Other settings of the agent that its prompts show.
 _LOOP = ("memory_update", "memory_result_tokens", "observation_format", "template", "filter")
 _MODEL = ("model", "extra_body", "chat_template_kwargs")
@@ -219,6 +221,10 @@ def identity(resolved: Table, weights: str = "") -> str:
         resolved: a recipe with every default filled in (`recipe.check.resolve`).
         weights: the digest of a checkpoint that the planner samples from, "" for the weights that the recipe names.
     """
+    # The modules of agents, which most readers of lessons do not need.
+    from midstream.agents.prompted import PromptedModule
+    from midstream.components.kinds import config_class, registered
+
     agent, engines = resolved["agent"], resolved["engines"]
     modules: dict[str, dict[str, Any]] = {}
     for name in _MODULES:
@@ -226,10 +232,12 @@ def identity(resolved: Table, weights: str = "") -> str:
             continue
         table = agent[name]
         settings = {key: value for key, value in table.items() if key not in ("sampling", "prompt_file")}
-        roles = {"prompted": "executor_code" if table.get("mode") == "code" else name, "released": "released"}
-        if role := roles.get(table["type"]):
+        module = config_class(name, table["type"]).component if table["type"] in registered(name) else None
+        if isinstance(module, type) and issubclass(module, PromptedModule):
             # A prompt file counts by its text, not by its path.
-            settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
+            file = "executor_code" if table.get("mode") == "code" else module.prompt or module.role
+            own = Path(table["prompt_file"]) if "prompt_file" in table else None
+            settings["prompt"] = prompt_text(file, own, package=module.package)
         modules[name] = _with_model(settings, engines)
     # An agent of your own has no modules.
     if not modules:

@@ -23,12 +23,14 @@ from midstream.components.component import Component, Context, Sandbox, Wrappers
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
-from midstream.core.errors import RecipeError, RewardError, UnsupportedError
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
+from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Trajectory
+from midstream.engines.cached import CachedEngine, ReplyFile
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
@@ -60,6 +62,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         unsafe: run a model's code without a sandbox.
         record: the directory in which tools' answers are recorded.
         replay: a directory of such recordings that answers in place of the tools; no tool is built.
+        cache: the directory in which replies of served models are kept, and found by an equal request.
         budget: counts every request and every rollout of the recipe's agent, and refuses what would pass a limit.
         continuous: engines in this process answer each request as it comes, also those of midstream's own agents.
         kept: the directory in which a strategy keeps the agent runs that have ended.
@@ -73,6 +76,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     unsafe: bool = False
     record: Path | None = None
     replay: Path | None = None
+    cache: Path | None = None
     budget: Budget | None = None
     continuous: bool = False
     kept: Path | None = None
@@ -204,8 +208,18 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             if self.budget is not None:
                 prompt, completion = price_of(component.config)
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
+            # Weights that change under one name would have replies of others; what is found costs no budget.
+            trains = self.recipe.training is not None and name == self.recipe.training.weights
+            if self._replies is not None and component.type == "openai_compatible" and not trains:
+                engine = CachedEngine(engine, component.identity, self._replies)
+                self.opened.append(engine)
             self._asked[name] = engine
         return self._asked[name]
+
+    @cached_property
+    def _replies(self) -> ReplyFile | None:
+        """The file of `cache`."""
+        return None if self.cache is None else ReplyFile(self.cache)
 
     def engine_of(self, component: Component) -> Engine | None:
         """The engine that a component's table names."""
@@ -308,6 +322,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         async with AsyncExitStack() as closing:
             while self.opened:
                 closing.push_async_callback(self.opened.pop(0).close)
+
+    def __enter__(self) -> Build:
+        if in_event_loop():
+            what, fix = "`with Build(...)` in a running event loop", "use `async with Build(...)`"
+            raise UsageError(what, code="event-loop-running", fix=fix)
+        return self
 
     def __exit__(self, *exception: object) -> None:
         asyncio.run(self.close())

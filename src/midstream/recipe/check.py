@@ -303,7 +303,7 @@ def _check_dialogues(recipe: Recipe) -> None:
         elif config.of_dialogues and not dialogues:
             needed = "choose one that compares answers, such as exact_match"
         elif dialogues and (config.rule_based or config.of_stream) and not config.of_dialogues:
-            needed = "choose dialogue"
+            needed = "choose dialogue (of plugins/midstream-worlds), or one of your own"
         else:
             continue
         what = f"{where}.type = {reward.type!r} with {other}"

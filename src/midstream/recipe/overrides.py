@@ -255,13 +255,16 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 
     It is without [lessons], and without what wraps tools in training alone.
     """
-    wrappers = {
-        tool: {name: wrapper for name, wrapper in inner.items() if wrapper and wrapper.get("everywhere")}
-        for tool, inner in table.pop("wrappers", {}).items()
-        if inner
-    }
-    if kept := {tool: inner for tool, inner in wrappers.items() if inner}:
-        table["wrappers"] = kept
+    wrappers = {}
+    for tool, inner in table.pop("wrappers", {}).items():
+        if isinstance(inner, Mapping):
+            # The schema refuses a wrapper that is no table.
+            kept = [name for name, each in inner.items() if not isinstance(each, Mapping) or each.get("everywhere")]
+            inner = {name: inner[name] for name in kept}
+        if inner:
+            wrappers[tool] = inner
+    if wrappers:
+        table["wrappers"] = wrappers
     learned = table.pop("lessons", None) is not None
     if learned and isinstance(source, RunDirectory) and "lessons" not in table["agent"]:
         return merge(table, {"agent": {"lessons": str(source.root)}})
@@ -311,7 +314,11 @@ def with_tasks(table: Table, source: Table) -> Table:
         # A recipe may take it from "train", for want of another split of its tasks.
         validation["split"] = "validation"
     evaluation["validation"] = validation
-    return {**table, "tasks": source, "evaluation": evaluation}
+    table = {**table, "tasks": source, "evaluation": evaluation}
+    if isinstance(training := table.get("training"), Mapping):
+        # They name families of the other tasks.
+        table["training"] = {key: value for key, value in training.items() if key != "stages"}
+    return table
 
 
 def _own_tasks(named: str) -> Table:

@@ -273,7 +273,7 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     ]
     for path, component in places:
         parsed = _parse_at(parsed, path, component)
-    if isinstance(parsed.get("agent"), Mapping):
+    if "agent" in parsed:
         parsed["agent"] = validate(AGENTS.get(kind, OwnAgentConfig), parsed["agent"], "agent")
     return validate(Recipe, parsed, "")
 

@@ -247,6 +247,9 @@ def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
             parts = ", ".join(f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items())
             runs = counted(result.tasks * result.trials, "run")
             notes.append(("limits", f"{name}: {sum(met.values()):,} of {runs} ended by a limit ({parts})"))
+        if result.replies_cached:
+            words = f"{counted(result.replies_cached, 'reply', 'replies')} of an earlier evaluation"
+            notes.append(("cached", f"{name}: {words}, which are no new evidence where nothing else changed"))
         if result.leaks:
             words = f"{counted(result.leaks, 'run')} with a search that repeats the question almost word for word"
             notes.append(("leaks", f"{name}: {words}"))

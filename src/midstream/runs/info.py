@@ -40,7 +40,7 @@ class EvaluationInfo(Frozen):
     """The subject of an evaluation, in addition to its recipe; resuming it requires all of this unchanged.
 
     `run` and `step` name the checkpoint (None: the recipe's agent as it is), `checkpoint` is its digest. `tasks` holds
-    for each set its number of tasks and their digest. `unsafe`, `record` and `replay` are the options of these names.
+    for each set its number of tasks and their digest. The last four are options.
     """
 
     run: str | None = None
@@ -50,6 +50,7 @@ class EvaluationInfo(Frozen):
     unsafe: bool = False
     record: str | None = None
     replay: str | None = None
+    cache: str | None = None
 
 
 class RunInfo(Frozen):

@@ -263,6 +263,9 @@ class RowsConfig(TasksConfig):
             raise ValueError("both split_field and splits say which split a row is in: leave one out")
         if abs(sum(self.splits.values()) - 1) > _TOLERANCE:
             raise ValueError(f"the shares in splits add up to {sum(self.splits.values()):g}, not to 1")
+        names = [self.question_field, self.answer_field, self.id_field, self.family_field, self.split_field]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two settings name the field {twice[0]!r}")
         return self
 
 

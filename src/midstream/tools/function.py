@@ -81,6 +81,11 @@ class FunctionTool(Tool, Generic[P, R]):
             raise _invalid(
                 f"{function!r} cannot be a tool", "decorate a function that is written with def or async def"
             )
+        if timeout_s <= 0 or output_tokens < 1:
+            raise _invalid(
+                f"{function.__qualname__}: timeout_s={timeout_s!r}, output_tokens={output_tokens!r}",
+                "give it more than 0 seconds and at least one token, or leave them out",
+            )
         functools.update_wrapper(self, function)
         self._function: Callable[..., Any] = function
         self._location = f"{function.__module__}.{function.__qualname__}"

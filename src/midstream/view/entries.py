@@ -70,6 +70,7 @@ def entries(part: Part, wanted: Filter) -> tuple[list[Block], int | None, int]:
     """The entries of a list, where to continue (None: at its end), and how many trajectories were seen."""
     places = [place for place, entry in enumerate(part.entries) if place >= wanted.start and wanted.takes(entry)]
     found: list[Block] = []
+    searched = bool(wanted.tool or wanted.error or wanted.text)
     following, until = None, math.inf
     try:
         for place, record in zip(places, records(part, places), strict=True):
@@ -78,11 +79,11 @@ def entries(part: Part, wanted: Filter) -> tuple[list[Block], int | None, int]:
                 break
             # The clock starts here, since the first record may be deep in its file.
             until = min(until, time.monotonic() + wanted.seconds)
-            if wanted.finds(record):
+            if not searched or wanted.finds(record):
                 found.append(_entry(place, part.entries[place], record))
     except RunError as error:
         part.damage = part.damage or error.what
-    if not (wanted.tool or wanted.error or wanted.text):
+    if not searched:
         # The page asks for these by their places, and would leave holes.
         shown = places[: wanted.limit]
         found += [_entry(place, part.entries[place], {}) for place in shown[len(found) :]]

@@ -122,7 +122,7 @@ def default_base_url(name: ProviderName) -> str:
         return f"{url.scheme}://{named}:{url.port or 11434}/v1"
     # Variables of OpenAI's own clients.
     if name == "azure" and (endpoint := os.environ.get("AZURE_OPENAI_ENDPOINT")):
-        return f"{endpoint.rstrip('/')}/openai/v1"
+        return f"{endpoint.rstrip('/').removesuffix('/openai/v1')}/openai/v1"
     return (name == "openai" and os.environ.get("OPENAI_BASE_URL")) or PROVIDERS[name].base_url
 
 

@@ -224,6 +224,9 @@ def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: b
         return {"code": "quota-spent", "fix": "add credit to the account, or set another base_url"}
     if status == 404 or status < 400:
         fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url (it ends in /v1)"
+        if config.provider == "azure":
+            # There /models lists models, and requests name deployments.
+            fix = "correct model (the name of a deployment) or base_url (it ends in /openai/v1)"
         return {"code": "model-not-found", "fix": fix}
     fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
     return {"code": "request-refused", "fix": fix}
