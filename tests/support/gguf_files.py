@@ -29,8 +29,13 @@ def write_gguf(
     split: str = "qwen2",
     only: str = "",
     settings: dict[str, str] | None = None,
+    heads_by_layer: bool = False,
+    extra: str = "",
 ) -> Path:
-    """Write the model of a directory; matrices have quantization `kind`, `only` those whose name has that part."""
+    """Write the model of a directory; matrices have quantization `kind`, `only` those whose name has that part.
+
+    `extra`: the name of one more tensor.
+    """
     model: Any = AutoModelForCausalLM.from_pretrained(directory)
     config = model.config
     name = architecture or config.model_type
@@ -39,7 +44,8 @@ def write_gguf(
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    head_count = config.num_attention_heads
+    writer.add_head_count([head_count] * config.num_hidden_layers if heads_by_layer else head_count)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
@@ -61,6 +67,8 @@ def write_gguf(
         short = short.replace("model.layers.", "blk.")
         quantized = kind if value.ndim == 2 and only in short and value.shape[-1] % 32 == 0 else Q.F32
         writer.add_tensor(short, gguf.quants.quantize(np.ascontiguousarray(value), quantized), raw_dtype=quantized)
+    if extra:
+        writer.add_tensor(extra, np.ones(config.hidden_size, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

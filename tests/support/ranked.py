@@ -83,13 +83,23 @@ def run(learner: Any, own: Path, one: Path) -> dict[str, Any]:
     return result
 
 
-def masters(out: Path) -> list[tuple[float, float]]:
-    """Losses and norms of steps of a bfloat16 model with float32 masters; its weights in `out`."""
+def masters(own: Path, one: Path, count: int) -> dict[str, Any]:
+    """`count` steps of a bfloat16 model with float32 masters, saved in `own`; then a pass from the checkpoint `one`."""
     config = LearnerConfig(attention="dense", chunk_tokens=60)
     learner = learner_with(config, torch.bfloat16)
-    steps = [(learner.forward_backward(ragged_rows(i), LOSS).loss, learner.optimizer_step(1e-3)) for i in range(4)]
-    learner.export_weights(out)
-    return steps
+    steps = [(learner.forward_backward(ragged_rows(i), LOSS).loss, learner.optimizer_step(1e-3)) for i in range(count)]
+    learner.export_weights(own / "exported")
+    learner.save(own)
+    result: dict[str, Any] = {"steps": steps, "saved": trained(learner)}
+    learner.load(one)
+    result |= {"loaded": trained(learner), "next": learner.forward_backward(ragged_rows(4), LOSS).loss}
+    return result | {"moments": {name for state in learner.optimizer.state.values() for name in state}}
+
+
+def trained(learner: Any) -> list[torch.Tensor]:
+    """The whole weights that AdamW updates, in float32."""
+    kept = [learner.optimizer.state[weights].get("master", weights) for weights in learner.parameters]
+    return [(each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone() for each in kept]
 
 
 # By name: how many ranks join, and the one that ends where the first update's step is made.
@@ -153,10 +163,10 @@ def compute(rank: int, ranks: int, out: Path, one: Path, cases: list[str]) -> No
         result = run(learner_of(case), out / case, one / case)
         if rank == 0:
             torch.save(result, out / case / "result.pt")
-    if len(cases) == len(CASES):
-        steps = masters(out / "masters")
-        if rank == 0:
-            torch.save(steps, out / "masters" / "steps.pt")
+    (out / "masters").mkdir(exist_ok=True)
+    result = masters(out / "masters", one / "masters", 4 if len(cases) == len(CASES) else 1)
+    if rank == 0:
+        torch.save(result, out / "masters" / "result.pt")
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -152,15 +152,40 @@ def test_a_checkpoint_of_two_ranks_resumes_on_three(results, tmp_path):
 @ALL
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_float32_masters_of_a_bfloat16_model(results, ranks):
-    one, several = (torch.load(results[count] / "masters" / "steps.pt") for count in (1, ranks))
+    one, several = (read(results, count, "masters")["steps"] for count in (1, ranks))
     assert [loss for loss, _ in several] == pytest.approx([loss for loss, _ in one], abs=0.01)
-    weights, expected = (load_file(results[count] / "masters" / "model.safetensors") for count in (ranks, 1))
+    weights, expected = (load_file(results[count] / "masters/exported/model.safetensors") for count in (ranks, 1))
     assert weights.keys() == expected.keys()
     start = model_of("llama", dtype=torch.bfloat16, double_norm=False).state_dict()
     for name, tensor in weights.items():
         assert tensor.dtype == torch.bfloat16
         moved, off = (start[name] - expected[name]).float(), (tensor - expected[name]).float()
         assert off.abs().mean() < 0.5 * moved.abs().mean()  # passes in bfloat16 are summed in another order
+
+
+@pytest.mark.parametrize("results", ["one case on two ranks"], indirect=True)
+class TestMastersOfAnotherNumberOfRanks:
+    """All float32 bits of a bfloat16 model's training are kept."""
+
+    def test_of_one_process_on_two(self, results):
+        one, two = (read(results, count, "masters") for count in (1, 2))
+        assert all(map(torch.equal, two["loaded"], one["saved"]))
+        assert any((each != each.bfloat16()).any() for each in one["saved"])
+        assert two["moments"] == {"step", "exp_avg", "exp_avg_sq"}
+        assert two["next"] == pytest.approx(one["next"], abs=0.01)
+
+    @pytest.mark.parametrize("offload", [False, True])
+    def test_of_two_ranks_in_one_process(self, results, offload):
+        two = read(results, 2, "masters")
+        config = LearnerConfig(attention="dense", chunk_tokens=60, offload=offload)
+        learner = ranked.learner_with(config, torch.bfloat16)
+        learner.load(results[2] / "masters")
+        assert all(map(torch.equal, ranked.trained(learner), two["saved"]))
+        for weights, kept in zip(learner.parameters, two["saved"], strict=True):
+            assert torch.equal(weights, kept.bfloat16())
+        assert {state["step"].item() for state in learner.optimizer.state.values()} == {len(two["steps"])}
+        learner.forward_backward(ragged_rows(4), LOSS)
+        learner.optimizer_step(1e-3)
 
 
 class TestShares:

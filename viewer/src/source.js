@@ -83,7 +83,7 @@ export function listenTo(hear) {
 const report = (news) => [...listeners].forEach((hear) => hear(news));
 
 function listen() {
-  // EventSource reconnects by itself with Last-Event-ID; after an error that it takes for final it is made again.
+  // EventSource reconnects by itself; after an error that it takes for final it is made again.
   const events = new EventSource("api/events");
   // What was loaded before the connection stood may have changed since: null stands for any run.
   events.onopen = () => report({ connected: true, runs: null });

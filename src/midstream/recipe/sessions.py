@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from midstream.training.session import Parts
 
 # Settings that name what must be there.
-_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")
+_INPUTS = ("cwd", "file", "index", "path", "prompt_file", "weights")
 # Of a file or benchmark to train on: about half a second.
 _TASKS_CHECKED = 1000
 

@@ -118,13 +118,21 @@ class StreamedAdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy what `state_dict` returned; `KeyError` for masters that it lacks."""
+        allocated = self.state
         # As PyTorch loads the state, it would all be on the device.
         super().load_state_dict({**state_dict, "state": {}})
-        parameters = self._parameters()
-        for place, saved in state_dict["state"].items():
-            state = self.state[parameters[place]] = self._empty(parameters[place])
-            for name, value in state.items():
-                value.copy_(saved[name])
+        # Their places or, in a checkpoint of several ranks, their names.
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for key, parameter in zip(keys, self._parameters(), strict=True):
+            if saved := state_dict["state"].get(key):
+                state = self.state[parameter] = allocated.get(parameter) or self._empty(parameter)
+                for name, value in state.items():
+                    value.copy_(saved[name])
+
+    def allocate(self) -> None:
+        """Make the state of every parameter, for a caller that fills it: PyTorch would do so by a step."""
+        for parameter in self._parameters():
+            self.state[parameter] = self._empty(parameter)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

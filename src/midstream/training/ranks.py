@@ -5,7 +5,8 @@ them once before its passes, and one more pass, of a single token that adds zero
 all ranks make the same collective calls, however many passes their rows take.
 
 A checkpoint holds what `LocalLearner.save` writes, in the format of torch.distributed.checkpoint: each rank writes its
-parts, and reads those that it needs. Any number of ranks reads what any number has written, one included.
+parts, and reads those that it needs. Any number of ranks reads what any number has written, one included. Of a 16-bit
+model, the float32 masters of one process are the divided weights of several.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.tree import common_prefix
 from midstream.training.learner import LocalLearner, any_sampled
 from midstream.training.losses import PolicyLoss
+from midstream.training.offload import StreamedAdamW
 from midstream.training.passes import require_prompt
 from midstream.training.protocols import LossStats, Row
 from midstream.training.settings import LearnerConfig
@@ -262,10 +264,12 @@ class RankedLearner(LocalLearner):
         other = state["model"].keys() ^ set(names)
         if other:
             raise KeyError(min(other))
-        set_model_state_dict(self.model, state["model"], options=_WHOLE)
+        moments, groups = state["optimizer"]["state"], state["optimizer"]["param_groups"]
+        # Taken out of the moments: torch would keep them whole on each rank.
+        masters = {names[place]: kept.pop("master") for place, kept in moments.items() if "master" in kept}
+        set_model_state_dict(self.model, {**state["model"], **masters}, options=_WHOLE)
         if self.reference is not None:
             set_model_state_dict(self.reference, state["reference"], options=_WHOLE)
-        moments, groups = state["optimizer"]["state"], state["optimizer"]["param_groups"]
         if moments:
             named = {
                 "state": {names[place]: moments[place] for place in moments},
@@ -365,7 +369,13 @@ def load_state(
     metadata = FileSystemReader(directory).read_metadata().state_dict_metadata
     # An optimizer without a step has no state; asking for it would make some, one step old.
     begun = any(name.startswith("optimizer.") for name in metadata)
+    if begun and isinstance(optimizer, StreamedAdamW):
+        optimizer.allocate()
     state = _state(model, reference, optimizer, None, begun=begun)
+    moments = state["optimizer"]["state"] if begun else {}
+    # The checkpoint has none, but float32 weights: the masters are those, and the model's own are rounded from them.
+    masters = {name: kept.pop("master") for name, kept in moments.items() if "master" in kept}
+    state["model"] |= masters
     other = {name for name in metadata if name.startswith("model.")} ^ {f"model.{name}" for name in state["model"]}
     if other:
         raise KeyError(min(other))
@@ -376,6 +386,8 @@ def load_state(
     set_model_state_dict(model, state["model"], options=_TRAINED)
     if reference is not None:
         set_model_state_dict(reference, state["reference"])
+    for name, master in masters.items():
+        moments[name]["master"] = master
     if begun:
         set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_TRAINED)
     return state["prepared"]

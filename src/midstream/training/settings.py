@@ -285,8 +285,8 @@ class TrainingConfig(Settings):
         uniform_kl_fraction: below 1: the share of uniform groups that keep their KL term, reweighted without bias
         family_sampling: `uniform`; `failure`: families that fail are drawn more often; `balanced`: every family in each
             step, as evenly as `tasks_per_step` allows
-        stages: a curriculum: lists of families in the order in which they begin, e.g. `[["near"], ["far"]]`; those that
-            have begun stay, and a family in no stage is not trained on
+        stages: a curriculum of Flow-GRPO: lists of families in the order in which they begin, e.g.
+            `[["near"], ["far"]]`; those that have begun stay, and a family in no stage is not trained on
         shuffle_rewards: give rewards to the wrong trajectories: a control that must not learn
         supervised: see `training.supervised`
         checkpoint_every: steps between checkpoints, ten minutes at the most

@@ -125,7 +125,10 @@ def test_values_that_are_not_finite_are_named(saved_model, tmp_path):
     ("written", "named"),
     [
         ({"architecture": "gemma3"}, ("'gemma3'", "llama, qwen2, qwen3", "--provider llama_cpp")),
-        ({"architecture": "qwen2"}, ("k_proj.bias",)),
+        ({"architecture": "qwen2"}, ("lacks", "blk.0.attn_k.bias")),
+        ({"extra": "blk.1.attn_q.bias"}, ("blk.1.attn_q.bias", "unlike a llama")),
+        ({"extra": "rope_freqs.weight"}, ("rope_freqs.weight",)),
+        ({"heads_by_layer": True}, ("no single value of llama.attention.head_count",)),
         ({"tokenizer": False}, ("no tokenizer",)),
         ({"split": "tekken"}, ("'tekken'",)),
         ({"settings": {"rope.scaling.type": "yarn"}}, ("positions are scaled",)),

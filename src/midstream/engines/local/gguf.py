@@ -24,9 +24,18 @@ from midstream.core.errors import RecipeError, needs_extra
 from midstream.engines.local.catalog import cache_directory, lock_cache
 from midstream.engines.local.codec import one_line
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Raise it when a conversion gives another result: it is a part of the names in the cache.
 _VERSION = 1
+# A file's tensors: of the model, and of each layer.
+_WHOLE = ("token_embd.weight", "output_norm.weight")
+_LAYER = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+# What layers have besides, by architecture.
+_MORE = {
+    "llama": (),
+    "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "qwen3": ("attn_q_norm.weight", "attn_k_norm.weight"),
+}
+ARCHITECTURES = tuple(_MORE)
 # Two embeddings that differ by less than this share of their norm are two roundings of the same weights.
 _ROUNDING = 0.5
 # How text is split before its pairs are merged, by the names of llama.cpp.
@@ -78,12 +87,25 @@ class _File:
             raise self._unsupported_error(
                 f"its architecture is {kind!r}; midstream converts {', '.join(ARCHITECTURES)}"
             )
-        heads, hidden = (self._field(f"{kind}.{name}") for name in ("attention.head_count", "embedding_length"))
-        self._head_size = self._field(f"{kind}.attention.key_length") or (hidden or 0) // (heads or 1)
+        names = ("block_count", "embedding_length", "feed_forward_length")
+        names += ("attention.head_count", "attention.head_count_kv", "attention.key_length")
+        numbers = {name: self._field(f"{kind}.{name}") for name in names}
+        for name, value in numbers.items():
+            # Some families have a value for each layer.
+            if not isinstance(value, int | None):
+                raise self._unsupported_error(f"it has no single value of {kind}.{name}")
+        hidden, heads = numbers["embedding_length"] or 0, numbers["attention.head_count"] or 1
+        self._head_size = numbers["attention.key_length"] or hidden // heads
         rotated, scaling = (self._field(f"{kind}.rope.{name}") for name in ("dimension_count", "scaling.type"))
         # transformers rotates whole heads at the positions as they are, whatever the file says.
         if rotated not in (None, self._head_size) or scaling not in (None, "none"):
             raise self._unsupported_error("its positions are scaled, or rotate only a part of a head")
+        own = (*(f"{name}.weight" for name in _LAYER), *_MORE[kind])
+        wanted = {*_WHOLE, *(f"blk.{layer}.{name}" for layer in range(numbers["block_count"] or 0) for name in own)}
+        # transformers leaves out what the model has no place for. A file of tied embeddings has no output.weight.
+        if odd := sorted(wanted ^ (self._tensors.keys() - {"output.weight"})):
+            has = "has" if odd[0] in self._tensors else "lacks"
+            raise self._unsupported_error(f"it {has} the tensor {odd[0]}, unlike a {kind}")
 
     def convert(self, directory: Path) -> None:
         """Write the directory next to its place, then rename it: a killed conversion leaves no model."""
