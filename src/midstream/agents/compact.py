@@ -71,10 +71,10 @@ class JsonLinePlanner(CompactModule):
             return action, action.error
 
         schema = object_schema(tool={"enum": [tool.name for tool in tools]}, input={"type": "string"})
-        values = self._values(question, memory) | {"tools": self._tools(tools)}
+        values = self._values(question, memory) | {"tools": self.render_tools(tools)}
         return await self._ask(values, context, parse, asks=1, json_schema=schema)
 
-    def _tools(self, tools: Sequence[Tool]) -> str:
+    def render_tools(self, tools: Sequence[Tool]) -> str:
         """A line for each tool, and the examples whose tools are all there."""
         names = {tool.name for tool in tools}
         search = next((name for name in _SEARCHES if name in names), _SEARCHES[0])

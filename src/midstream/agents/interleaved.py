@@ -104,16 +104,8 @@ class _StreamRun:
                 self.user = first = await self.dialogue.begin()
         self.tools = self._tools(first)
         rules = f"{self.dialogue.system.strip()}\n\n" if self.dialogue is not None and self.dialogue.system else ""
-        values = {
-            "tools": render_offers(self.tools, self.template),
-            "lessons": render_lessons(self.context.lessons.get(POLICY, "")),
-            "query": neutral(first.text),
-        }
-        system = (rules + self.template.filled(self.template.system, **values)).strip()
-        user = self.template.filled(self.template.user, **values)
-        prompt = (Message(role="user", content=user if self.template.chat else system + user),)
-        if self.template.chat and system:
-            prompt = (Message(role="system", content=system), *prompt)
+        lessons = self.context.lessons.get(POLICY, "")
+        prompt = render_opening(self.template, self.tools, lessons, first.text, rules=rules)
         self.stream = Stream(
             template=self.template, messages=prompt, tools=self.tools, max_tokens=self.config.max_tokens
         ).encoded(getattr(self.context.engines.get(POLICY), "codec", None))
@@ -285,6 +277,18 @@ class _StreamRun:
             self.record.closing_calls, self.record.draft = tuple(draft.calls), None
         else:
             self.record.end_turn()
+
+
+def render_opening(
+    template: Template, tools: Mapping[str, Tool], lessons: str, query: str, *, rules: str = ""
+) -> tuple[Message, ...]:
+    """The messages before the policy's first reply; `tools` are by the policy's names, `rules` those of a dialogue."""
+    values = {"tools": render_offers(tools, template), "lessons": render_lessons(lessons), "query": neutral(query)}
+    system = (rules + template.filled(template.system, **values)).strip()
+    user = template.filled(template.user, **values)
+    if not template.chat:
+        return (Message(role="user", content=system + user),)
+    return (*([Message(role="system", content=system)] if system else ()), Message(role="user", content=user))
 
 
 def render_offers(tools: Mapping[str, Tool], template: Template) -> str:

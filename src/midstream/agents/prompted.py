@@ -73,6 +73,15 @@ class PromptedModule:
         # A run whose recipe names a prompt file of its own shows it first.
         self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""
 
+    def prompt_form(self, tools: Sequence[Tool], lessons: str, place: Callable[[str], str]) -> tuple[Message, ...]:
+        """The prompt with `place("query")` and the like where something changes from turn to turn."""
+        shown = {"tools": self.render_tools(tools), "lessons": render_lessons(lessons)}
+        return self._template.messages({name: place(name) for name in self.layout} | shown)
+
+    def render_tools(self, tools: Sequence[Tool]) -> str:
+        """The tools as the prompt has them."""
+        return render_tools(tools)
+
     def _values(self, question: str, memory: Memory) -> dict[str, str]:
         """The prompt's values for planner, verifier and generator; the executor sees neither query nor memory."""
         return {
@@ -149,7 +158,7 @@ class PromptedPlanner(PromptedModule):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-        values = self._values(question, memory) | {"tools": render_tools(tools)}
+        values = self._values(question, memory) | {"tools": self.render_tools(tools)}
         return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
 
 
@@ -212,12 +221,18 @@ class PromptedExecutor(PromptedModule):
 
     def code_values(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
         """The prompt's values in mode "code"."""
+        wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
+        return {"tools": self.render_tools(tools), "action": to_json(wanted)}
+
+    def render_tools(self, tools: Sequence[Tool]) -> str:
+        """The tools, in mode "code" as functions."""
+        if self.config.mode != "code":
+            return render_tools(tools)
         functions = [
             {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}
             for each in tools
         ]
-        wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
-        return {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
+        return "\n".join(map(to_json, functions))
 
 
 class ExecutorConfig(ModuleConfig, ComponentConfig):

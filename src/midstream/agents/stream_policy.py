@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from midstream.components.component import ComponentConfig
 from midstream.core.agent import ModuleContext
+from midstream.core.data import JsonObject
 from midstream.core.engine import Codec, Request
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
 from midstream.core.stream_template import ANY_TOOL, Template
@@ -138,13 +139,16 @@ class Stream:
             messages += chat
         elif self.template.appends == "inline" and self.text:
             messages.append(Message(role="assistant", content=self.text))
-        offers: list[dict[str, object]] = []
-        # The form in which chat models are offered functions.
-        if self.template.native:
-            for name, tool in self.tools.items():
-                function = {"name": name, "description": tool.description, "parameters": tool.parameters}
-                offers.append({"type": "function", "function": _without_tokens(function)})
-        return Request(role=POLICY, messages=tuple(messages), tools=tuple(offers))
+        return Request(role=POLICY, messages=tuple(messages), tools=offered(self.tools) if self.template.native else ())
+
+
+def offered(tools: Mapping[str, Tool]) -> tuple[JsonObject, ...]:
+    """The tools in the form in which chat models are offered functions."""
+    functions = [
+        {"name": name, "description": tool.description, "parameters": dict(tool.parameters)}
+        for name, tool in tools.items()
+    ]
+    return tuple({"type": "function", "function": _without_tokens(function)} for function in functions)
 
 
 def _without_tokens(value: JsonValue) -> JsonValue:

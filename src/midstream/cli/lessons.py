@@ -31,6 +31,7 @@ from midstream.recipe.inputs import run_recipe
 from midstream.recipe.lesson_sessions import validation_settings
 from midstream.recipe.lessons import check_shown, shows_lessons
 from midstream.recipe.overrides import LearningChanges, validation_recipe
+from midstream.recipe.prompts import FORMATS
 from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import (
@@ -71,6 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     action("edit", edit_lessons, "change lessons in an editor ($VISUAL, $EDITOR)", changed)
 
+    text = "the prompts with these lessons, for a program without midstream"
+    made = action("export", export_prompts, text, "a lesson or training run, or a recipe", "RUN")
+    made.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+
     text = "does it help this agent? measured against none, lesson by lesson"
     validate = action("validate", validate_lessons, text, changed)
     validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
@@ -101,6 +106,13 @@ def show_lessons(options: argparse.Namespace) -> int:
         print(to_json(found), end="")
     else:
         show(lesson_set_blocks(f"{options.named}: {size_of(found)}", found))
+    return 0
+
+
+def export_prompts(options: argparse.Namespace) -> int:
+    """Print the prompts of the agent."""
+    prompts = api.prompts(options.named)
+    print(FORMATS["json" if options.json else options.format](prompts), end="")
     return 0
 
 

@@ -1,0 +1,132 @@
+"""What stands in an agent's prompts, for use in a program without midstream: `midstream lessons export`.
+
+Each module's prompt is the messages of its first request, with its tools and lessons as midstream writes them. What
+changes from request to request is a place: `query`, `memory`, `action`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from pydantic import JsonValue
+
+from midstream.agents.calls import tools_by_name
+from midstream.agents.interleaved import render_opening
+from midstream.agents.prompted import PromptedModule
+from midstream.agents.stream_policy import POLICY, offered
+from midstream.components.component import Context
+from midstream.core.data import Frozen, JsonObject
+from midstream.core.stream_template import load_template
+from midstream.core.text import render_lessons
+from midstream.core.trajectory import Message
+from midstream.recipe.build import Build
+from midstream.recipe.schema import InterleavedConfig
+
+# Private characters around a place's name: a lesson or a tool may hold "{query}" as text.
+_PLACE = re.compile("\ue000(\\w+)\ue001")
+
+
+class Prompt(Frozen):
+    """The messages of a module, with marked places, and the tools that its requests offer in the API's own form."""
+
+    marked: tuple[Message, ...]
+    tools: tuple[JsonObject, ...] = ()
+
+    def messages(self, **values: str) -> list[dict[str, str]]:
+        """The messages as an API takes them, with the values in their places; one without a value is `{name}`."""
+        return [
+            {"role": message.role, "content": _PLACE.sub(lambda at: values.get(at[1], f"{{{at[1]}}}"), message.content)}
+            for message in self.marked
+        ]
+
+    def pieces(self) -> list[tuple[str, list[str]]]:
+        """Role and content of each message; in the content text and names of places take turns."""
+        return [(message.role, _PLACE.split(message.content)) for message in self.marked]
+
+
+def prompts_of(build: Build) -> dict[str, Prompt]:
+    """The prompt of each module that asks a model; of an agent of your own, the message that its lessons are.
+
+    A module that writes its prompts itself is left out.
+    """
+
+    def place(name: str) -> str:
+        return f"\ue000{name}\ue001"
+
+    agent, lessons = build.recipe.agent, build.lessons
+    if isinstance(agent, InterleavedConfig):
+        template = load_template(agent.template)
+        tools = tools_by_name(build.tools, template, agent.tools)
+        messages = render_opening(template, tools, lessons.get(POLICY, ""), place("query"))
+        return {POLICY: Prompt(marked=messages, tools=offered(tools) if template.native else ())}
+    found: dict[str, Prompt] = {}
+    for name, component in build.recipe.modules.items():
+        module = component.config.build(Context(build, component, name))
+        if isinstance(module, PromptedModule):
+            found[name] = Prompt(marked=module.prompt_form(build.tools, lessons.get(name, ""), place))
+        elif text := render_lessons(lessons.get(name, "")).strip():
+            found[name] = Prompt(marked=(Message(role="system", content=text),))
+    return found
+
+
+def _as_text(prompts: Mapping[str, Prompt]) -> str:
+    return "\n".join(
+        f"--- {name}, {message['role']} ---\n{message['content']}\n"
+        for name, prompt in prompts.items()
+        for message in prompt.messages()
+    )
+
+
+def _as_json(prompts: Mapping[str, Prompt]) -> str:
+    bodies: dict[str, JsonObject] = {}
+    for name, prompt in prompts.items():
+        messages: list[JsonValue] = [{**message} for message in prompt.messages()]
+        bodies[name] = {"messages": messages, **({"tools": [*prompt.tools]} if prompt.tools else {})}
+    return json.dumps(bodies, ensure_ascii=False, indent=2) + "\n"
+
+
+def _as_python(prompts: Mapping[str, Prompt]) -> str:
+    pieces = {name: prompt.pieces() for name, prompt in prompts.items()}
+    tools = {name: [*prompt.tools] for name, prompt in prompts.items() if prompt.tools}
+    return f'''"""Prompts as midstream sends them.
+
+OpenAI().chat.completions.create(model=..., **prompt("NAME", query="..."))
+"""
+
+# Of each message its role, and its content, in which texts and names of places take turns.
+PROMPTS = {pieces!r}
+TOOLS = {tools!r}
+
+
+def prompt(name, **values):
+    """The fields of a request of this module: its messages with the values in their places, and its tools."""
+    messages = [
+        {{"role": role, "content": "".join(values[piece] if n % 2 else piece for n, piece in enumerate(content))}}
+        for role, content in PROMPTS[name]
+    ]
+    return {{"messages": messages}} | ({{"tools": TOOLS[name]}} if name in TOOLS else {{}})
+'''
+
+
+def _as_langchain(prompts: Mapping[str, Prompt]) -> str:
+    def template(content: list[str]) -> str:
+        # Braces are places in LangChain's templates.
+        escaped = (piece.replace("{", "{{").replace("}", "}}") for piece in content)
+        return "".join(f"{{{piece}}}" if number % 2 else piece for number, piece in enumerate(escaped))
+
+    templates = {
+        name: [(role, template(content)) for role, content in prompt.pieces()] for name, prompt in prompts.items()
+    }
+    return f'''"""Prompts as midstream sends them: `PROMPTS["NAME"].invoke({{"query": ...}})`."""
+
+from langchain_core.prompts import ChatPromptTemplate
+
+PROMPTS = {{name: ChatPromptTemplate(messages) for name, messages in {templates!r}.items()}}
+'''
+
+
+FORMATS: dict[str, Callable[[Mapping[str, Prompt]], str]] = {
+    "text": _as_text, "json": _as_json, "python": _as_python, "langchain": _as_langchain,
+}  # fmt: skip

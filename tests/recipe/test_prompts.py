@@ -1,0 +1,93 @@
+"""Prompts that leave: what `lessons export` prints is what midstream sends, and holds nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import midstream as ms
+from midstream.cli.main import main
+from midstream.recipe.prompts import FORMATS
+from support.llm_server import LLMServer
+
+QUESTION = "How high is {query} with {braces} and \\u003c ?"
+LESSONS = '{"lessons": [{"id": "L1", "module": "%s", "text": "Use a tool {query} before you answer"}]}'
+
+
+@pytest.fixture
+def exported(tmp_path, capsys):
+    """A function that exports a recipe's prompts with a lesson, as Python; returns its function `prompt`."""
+
+    def export(recipe: str, module: str):
+        lessons = tmp_path / "lessons.json"
+        lessons.write_text(LESSONS % module, encoding="utf-8")
+        agent = tmp_path / "agent.toml"
+        agent.write_text(
+            f'name = "mine"\nextends = "{recipe}"\ntasks = {{ type = "none" }}\n[agent]\nlessons = "lessons.json"\n',
+            encoding="utf-8",
+        )
+        assert main(["lessons", "export", str(agent), "--format", "python"]) == 0
+        space: dict = {}
+        exec(capsys.readouterr().out, space)
+        return str(agent), space["prompt"]
+
+    return export
+
+
+def first_request(agent: str) -> dict:
+    """What midstream sends first."""
+    with LLMServer(lambda body: "<answer>5</answer>") as server:
+        ms.solve(agent, QUESTION, base_url=server.base_url, model="m", listener=lambda event: None)
+        return server.bodies[0]
+
+
+def test_a_plain_client_sends_the_messages_that_midstream_sends(exported):
+    agent, prompt = exported("direct", "policy")
+    sent = first_request(agent)
+    mine = prompt("policy", query=QUESTION)
+    assert mine["messages"] == sent["messages"]
+    assert "Use a tool" in mine["messages"][0]["content"]
+    assert QUESTION in mine["messages"][1]["content"]
+
+
+def test_tools_in_the_apis_form_are_part_of_it(exported):
+    agent, prompt = exported("tool-calling", "policy")
+    sent = first_request(agent)
+    mine = prompt("policy", query=QUESTION)
+    assert {key: sent[key] for key in ("messages", "tools")} == mine
+
+
+def test_each_module_of_agentflow_has_its_prompt(exported):
+    agent, prompt = exported("agentflow-prompted", "planner")
+    sent = first_request(agent)
+    assert prompt("planner", query=QUESTION, memory="")["messages"] == sent["messages"]
+    for module, places in {"executor": {"action": "A"}, "verifier": {"query": "Q", "memory": "M"}}.items():
+        text = json.dumps(prompt(module, **places))
+        assert all(value in text for value in places.values())
+        assert "Use a tool" not in text
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_path_and_no_key_is_in_it(form, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-a-long-secret-of-somebody")
+    (tmp_path / "lessons.json").write_text(LESSONS % "policy", encoding="utf-8")
+    (tmp_path / "a.toml").write_text('name = "a"\nextends = "direct"\nagent = { lessons = "lessons.json" }\n')
+    assert main(["lessons", "export", str(tmp_path / "a.toml"), "--format", form]) == 0
+    text = capsys.readouterr().out
+    assert "Use a tool" in text
+    assert str(tmp_path) not in text
+    assert "sk-a-long" not in text
+    if form in ("python", "langchain"):
+        compile(text, form, "exec")
+
+
+def test_langchain_fills_the_same_messages(tmp_path):
+    pytest.importorskip("langchain_core")
+    code = (
+        FORMATS["langchain"](ms.prompts("direct")) + 'print(PROMPTS["policy"].invoke({"query": "a {b}"}).to_string())'
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "a {b}" in done.stdout
