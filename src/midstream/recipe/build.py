@@ -93,6 +93,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.resolved = resolve(self.recipe)
+        self._replies = None if self.cache is None else ReplyFile(self.cache)
         executor = self.recipe.modules.get("executor")
         config = executor.config if executor else None
         self._program = config.program if isinstance(config, ExecutorConfig) and config.mode == "code" else None
@@ -215,11 +216,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 self.opened.append(engine)
             self._asked[name] = engine
         return self._asked[name]
-
-    @cached_property
-    def _replies(self) -> ReplyFile | None:
-        """The file of `cache`."""
-        return None if self.cache is None else ReplyFile(self.cache)
 
     def engine_of(self, component: Component) -> Engine | None:
         """The engine that a component's table names."""
