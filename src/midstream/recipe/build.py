@@ -319,13 +319,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             while self.opened:
                 closing.push_async_callback(self.opened.pop(0).close)
 
-    def __enter__(self) -> Build:
+    def __exit__(self, *exception: object) -> None:
         if in_event_loop():
             what, fix = "`with Build(...)` in a running event loop", "use `async with Build(...)`"
             raise UsageError(what, code="event-loop-running", fix=fix)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
         asyncio.run(self.close())
 
     async def __aexit__(self, *exception: object) -> None:
