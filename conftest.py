@@ -19,6 +19,9 @@ from hypothesis import settings
 
 from support.shared import made_once
 
+# Tests of pytest fixtures (plugins/midstream-ci); pytest wants it in the root's file.
+pytest_plugins = ["pytester"]
+
 # The same examples every time: what passes here passes there. `make test-all` sets HYPOTHESIS_PROFILE=thorough.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)

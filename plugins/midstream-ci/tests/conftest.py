@@ -9,8 +9,6 @@ import pytest
 import midstream as ms
 from midstream.cli.main import main
 
-pytest_plugins = ["pytester"]
-
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
