@@ -51,7 +51,7 @@ SAME_FAILURES = 5
 
 
 class RolloutConfig(Settings):
-    """Settings of rollouts. A passed deadline or a bug is not tried again.
+    """Settings of rollouts. A passed deadline is not tried again, nor is a bug in a reward or an agent function.
 
     Attributes:
         concurrency: the most trajectories in progress

@@ -147,7 +147,7 @@ def installed(kind: Kind) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group="midstream.components"):
         of, _, name = point.name.partition(".")
-        # Of two with one name midstream's own stays, as of recipes and commands.
+        # A name that midstream has itself stays its own, as with recipes and commands.
         if of == kind and name not in _REGISTRY.get(kind, {}):
             found.setdefault(name, []).append(point)
     return found

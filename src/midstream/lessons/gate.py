@@ -103,7 +103,7 @@ async def decide(
     updates: int,
     seed: int,
 ) -> Decision:
-    """Accept, reject or postpone `changes` of `lessons`, which `operations.screened` let through.
+    """Accept, reject or postpone `changes` of `lesson_set`, which `operations.screened` let through.
 
     `tasks` are the validation set, and `play` runs the pairs of a block under a name. At most `updates` calls of a run
     share the error rate. `seed` is for the draws of tasks and halves. Raises `InfrastructureError` if no pair of a

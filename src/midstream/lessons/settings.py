@@ -1,4 +1,4 @@
-"""Settings of context-space learning; the defaults are the paper's where it names a value (arXiv 2510.08191)."""
+"""Settings of lesson runs; the defaults are the paper's where it names a value (arXiv 2510.08191)."""
 
 from __future__ import annotations
 

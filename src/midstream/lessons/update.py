@@ -243,9 +243,9 @@ class LessonLearner:
             progress = RunProgress(step=step, steps=self.config.updates)
             runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
             groups = studied = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
-        lessons = await run_concurrently(self._study(step, group, lesson_set) for group in studied)
-        batch = await self._merge(step, lessons, lesson_set)
-        skipped = {task.id: lesson.skipped for task, lesson in zip(tasks, lessons, strict=True) if lesson.skipped}
+        suggestions = await run_concurrently(self._study(step, group, lesson_set) for group in studied)
+        batch = await self._merge(step, suggestions, lesson_set)
+        skipped = {task.id: each.skipped for task, each in zip(tasks, suggestions, strict=True) if each.skipped}
         return Proposal(
             groups=groups,
             operations=batch.operations,
@@ -257,8 +257,8 @@ class LessonLearner:
                 for trajectory in group.trajectories
                 if not _ended(trajectory)
             },
-            left_out=[outcome for lesson in (*lessons, batch) for outcome in lesson.left_out],
-            unreadable=[text for lesson in (*lessons, batch) for text in lesson.unreadable],
+            left_out=[outcome for each in (*suggestions, batch) for outcome in each.left_out],
+            unreadable=[text for each in (*suggestions, batch) for text in each.unreadable],
         )
 
     async def _study(self, step: int, group: Group, lesson_set: LessonSet) -> _Suggestion:

@@ -6,7 +6,7 @@ components/                     copies of the files whose components it names, s
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
-updates.jsonl                   one record an update of a lesson set, of a run in context space
+updates.jsonl                   one record an update of a lesson set, of a lesson run
 lessons/versions.jsonl          every version of its lesson set; lessons.json: the newest one
 ledger/                         what its update under way has paid for, see `lessons/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation

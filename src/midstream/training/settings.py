@@ -96,7 +96,7 @@ class LearnerConfig(ComponentConfig):
         return learner
 
     def session(self, build: Any) -> Callable[[Any, Any], Any] | None:
-        """Return what trains in a run directory, in place of midstream's own session; None for that one."""
+        """Return a function that makes the session to use in place of midstream's own; None to use midstream's."""
         return None
 
     def has_masters(self, dtype: str) -> bool:
