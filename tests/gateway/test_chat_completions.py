@@ -132,7 +132,7 @@ def deep(levels: int) -> Any:
         ({"messages": [{"role": "user", "content": 4}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
             "unsupported_value",
             "messages[0].content[0].type",
         ),

@@ -192,6 +192,37 @@ def test_a_server_gets_what_the_agent_asks_for(body, sampling, sent):
     assert call.sent["seed"] % 2**31 == seed
 
 
+PARTS = [
+    {"type": "text", "text": "What is this?"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0K", "detail": "low"}},
+    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+]
+
+
+@pytest.mark.parametrize(("sampling", "takes"), [(None, True), (None, False), (Sampling(), True)])
+def test_images_and_audio_pass_as_they_are_where_nothing_is_trained(sampling, takes):
+    messages = [{"role": "system", "content": "Look."}, {"role": "user", "content": PARTS}]
+
+    async def both(url: str):
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=url, api_key_env=""), "model")
+        engine.takes_options = takes
+        async with open_session(engine, sampling=sampling) as (_, session, url), client() as http:
+            status, shown = await ask(http, url, {**chat("a"), "messages": messages})
+            texts = [message.content for call in session.calls for message in call.messages]
+        await engine.close()
+        return status, shown.get("error", {}).get("param"), texts
+
+    message = {"role": "assistant", "content": "a cat"}
+    whole = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}}
+    with LLMServer(lambda _: whole) as server:
+        status, param, texts = asyncio.run(both(server.base_url))
+    if sampling is None and takes:
+        assert (status, texts) == (200, ["Look.", "What is this?"])
+        assert server.bodies[0]["messages"] == messages
+    else:
+        assert (status, param, server.bodies) == (400, "messages[1].content[1]", [])
+
+
 @pytest.mark.parametrize("sampling", [None, Sampling()], ids=["in process", "trained"])
 def test_what_an_engine_cannot_use_is_refused_by_name(sampling):
     async def both():

@@ -18,6 +18,7 @@ heartbeat, error = forms.HEARTBEAT, forms.openai_error
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
+_MEDIA = ("image_url", "input_audio", "file")
 _REFUSED: dict[str, tuple[JsonValue, ...]] = {
     "n": ("send one request for each reply", 1),
     "logprobs": ("the run records them: remove it",),
@@ -61,7 +62,8 @@ def _message(message: JsonFields) -> Message:
         raise message.unsupported("role", f"send one of {', '.join(_ROLES)}")
     if message.table.get("content") is None and role != "assistant":
         raise FormError("missing_required_parameter", "it is required", message.at("content"))
-    text = message.text("content", _PARTS)
+    # Where nothing is trained, a server gets these parts as they are (`forms.media_of`).
+    text = message.text("content", _PARTS, skipped=_MEDIA if role == "user" else ())
     for key in ("name", "reasoning_content"):
         message.maybe(key, str)
     if role == "tool":

@@ -289,6 +289,16 @@ def find_changing(options: Mapping[str, object]) -> str | None:
     return next((key for key, value in options.items() if value not in (*harmless, *_HARMLESS.get(key, ()))), None)
 
 
+def media_of(messages: Sequence[Message]) -> str | None:
+    """The place of the first part of a message that is no text, such as an image."""
+    for number, message in enumerate(messages):
+        parts = message.fields.get("content")
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, dict) and part.get("type") not in ("text", "refusal"):
+                return f"messages[{number}].content[{place}]"
+    return None
+
+
 def schema_of(form: JsonFields | None, inner: str = "") -> JsonObject | None:
     """The JSON schema of a response format; it stands in the object under `inner` if that is given."""
     kind = form.need("type", str) if form else "text"

@@ -29,7 +29,7 @@ from midstream.core.errors import InfrastructureError, MidstreamError, PromptToo
 from midstream.core.seeds import derive_seed
 from midstream.core.text import render_lessons
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing, media_of
 from midstream.gateway.parsers import parse_reply
 from midstream.gateway.server import Gateway, PendingReply, now
 from midstream.gateway.settings import POLICY, SessionSettings
@@ -260,7 +260,8 @@ class AgentSession:
         own = chat.given
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
-        if (is_trained or not getattr(engine, "takes_options", False)) and (name := find_changing(chat.options)):
+        name = find_changing(chat.options) or media_of(chat.messages)
+        if name is not None and (is_trained or not getattr(engine, "takes_options", False)):
             why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
             raise self._refusal(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
         if isinstance(forced, Sampling):
