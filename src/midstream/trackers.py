@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from midstream.components.own import is_reference, load
 from midstream.core.errors import BudgetError, UsageError, did_you_mean
@@ -29,8 +29,10 @@ from midstream.core.events import (
     Note,
     RunEvent,
     StepFinished,
+    TrajectoriesFinished,
     UpdateFinished,
 )
+from midstream.core.trajectory import Trajectory
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
@@ -40,7 +42,8 @@ class Tracker(Protocol):
     """Receives the metrics of a run, as an experiment tracker does; see docs/tracking.md.
 
     Its methods are called in one thread, in this order: `start`, any number of `log`, `finish`. One that raises is off
-    from then on, and the run continues.
+    from then on, and the run continues. A tracker may also have `trajectories(ended)`, which receives the trajectories
+    of an evaluation as they end.
     """
 
     def start(self, run: Mapping[str, Any]) -> str | None:
@@ -169,6 +172,10 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
         listener(event)
         if isinstance(event, BudgetSpent):
             spent.update(event.spent.model_dump())
+        if isinstance(event, TrajectoriesFinished) and not event.earlier:
+            for feed in feeds:
+                if hasattr(feed.tracker, "trajectories"):
+                    feed.waiting.put(event.trajectories)
         if logged := metrics_of(event, spent):
             for feed in feeds:
                 feed.waiting.put(logged)
@@ -206,7 +213,8 @@ class _Feed(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.tracker, self.about, self.kept = tracker, about, kept
         self.failure = ""  # why it is off
-        self.waiting: queue.SimpleQueue[Logged | str] = queue.SimpleQueue()  # what to log, then the run's status
+        # What to log, then the run's status.
+        self.waiting: queue.SimpleQueue[Logged | Sequence[Trajectory] | str] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Log what waits until the status comes."""
@@ -216,7 +224,10 @@ class _Feed(threading.Thread):
             self.kept.parent.mkdir(exist_ok=True)
             record = {"id": self.tracker.start({**self.about, "id": before.get("id")}), "steps": steps}
             atomic_write(self.kept, json.dumps(record).encode())
-            while isinstance(logged := self.waiting.get(), Logged):
+            while not isinstance(logged := self.waiting.get(), str):
+                if not isinstance(logged, Logged):
+                    cast("Any", self.tracker).trajectories(logged)
+                    continue
                 # A resumed run repeats the steps after its checkpoint.
                 if logged.step and logged.step <= steps.get(logged.group, 0):
                     continue
