@@ -16,7 +16,16 @@ from midstream.core.engine import LockstepEngine, Request
 from midstream.core.errors import BudgetError, EngineError
 from midstream.core.metrics import Spent
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
-from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
+from midstream.runs.budget import (
+    Budget,
+    BudgetConfig,
+    BudgetedAgent,
+    Entry,
+    budgeted,
+    parse_limits,
+    prompt_bound,
+    read_spent,
+)
 from midstream.runs.journal import Records
 from support.errors import coded
 
@@ -137,6 +146,13 @@ def test_no_limit_is_passed_and_little_is_left_over(limits, seed):
     assert (spent.tokens, spent.cost_usd) == (inner.tokens, pytest.approx(inner.cost_usd))
     left = [limit - getattr(spent, name) for name, limit in limits.items()]
     assert min(left[0] / BOUND, left[-1] / (BOUND if "cost_usd" not in limits else (BOUND - 100) * 2e-6 + 8e-4)) < 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 100])
+def test_calls_are_a_limit_too(limit):
+    inner, budget = Varied(seed=1), Budget(BudgetConfig(**parse_limits(f"{limit} calls")))
+    answers = asyncio.run(ask_all(budgeted(inner, budget), 120))
+    assert sum(isinstance(one, Call) for one in answers) == budget.spent().calls == limit
 
 
 def test_a_request_waits_for_others_rather_than_being_refused():

@@ -44,6 +44,7 @@ class BudgetConfig(Settings):
 
     Attributes:
         rollouts: trajectories, evaluations included
+        calls: requests to engines, failed ones included
         tokens: prompt and completion tokens of agent, tools' models, judge and reflector
         cost_usd: dollars, at the engines' prices, and the `cost_usd` that an agent of your own reports
         time_s: seconds after which nothing new starts
@@ -51,6 +52,7 @@ class BudgetConfig(Settings):
     """
 
     rollouts: int | None = Field(default=None, ge=0)
+    calls: int | None = Field(default=None, ge=0)
     tokens: int | None = Field(default=None, ge=0)
     cost_usd: float | None = Field(default=None, ge=0)
     time_s: float | None = Field(default=None, ge=0)
@@ -62,7 +64,10 @@ class BudgetConfig(Settings):
         return self.model_dump(exclude_none=True)
 
 
-UNITS = {"usd": "cost_usd", "rollouts": "rollouts", "tokens": "tokens", "seconds": "time_s", "updates": "updates"}
+UNITS = {
+    "usd": "cost_usd", "rollouts": "rollouts", "calls": "calls", "tokens": "tokens", "seconds": "time_s",
+    "updates": "updates",
+}  # fmt: skip
 
 
 def parse_limits(text: str) -> dict[str, float]:
