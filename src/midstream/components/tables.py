@@ -103,13 +103,13 @@ def parse_strategy(text: str) -> StrategyConfig:
         raise RecipeError(what, code="strategy-invalid", fix=f"write {config.example}; or {fix}") from error
 
 
-def validate(model: type[ModelT], table: Mapping[str, object], where: str, *, of: str = "recipe") -> ModelT:
-    """Build `model` from a table of a recipe, or of the file that `of` names for errors.
+def validate(model: type[ModelT], table: object, where: str, *, of: str = "recipe") -> ModelT:
+    """Build `model` from a table of a recipe, or of the file that `of` names for errors; of any other value an error.
 
     Raises `RecipeError`, which names every wrong key with its place and value.
     """
     try:
-        return model.model_validate(dict(table))
+        return model.model_validate(dict(table) if isinstance(table, Mapping) else table)
     except ValidationError as failure:
         # A default that depends on another key is missing only because that key is wrong.
         errors = [error for error in failure.errors() if error["type"] != "default_factory_not_called"]

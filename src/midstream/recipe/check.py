@@ -73,8 +73,10 @@ def _with_defaults(recipe: Recipe) -> Table:
         strict=True,
     ):
         if chosen.tasks is not None:
-            # A set with its own tasks has its own reward, which is written explicitly.
-            table["reward"] = set_reward(recipe, chosen).table()
+            # A set with its own tasks has its own reward, which is written explicitly, at its place among the keys.
+            whole = {**table, "reward": set_reward(recipe, chosen).table()}
+            table.clear()
+            table.update({key: whole[key] for key in SetConfig.model_fields if key in whole})
     imitated = teacher(recipe)
     if recipe.warm_start is not None and recipe.warm_start.file is None and imitated is not None:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
