@@ -418,7 +418,7 @@ def test_a_question_that_changed_under_its_id_is_refused(server, recipe, questio
     write_questions(questions, {question.replace("much", "many"): answer for question, answer in QUESTIONS.items()})
     code, _, err = run(capsys, "resume", root, "--retry-errors", "--quiet")
     assert code == 2
-    assert coded("inputs-changed", "'sums'", fix="restore it")(printed(err))
+    assert coded("inputs-changed", "'sums'", fix="restore them")(printed(err))
 
 
 REFUSED = {

@@ -212,14 +212,18 @@ def test_the_file_that_is_made_for_people_is_the_lesson_set_itself(edit, run_pat
     assert newest(run_path).find("L5") is not None
 
 
+def test_a_copy_of_a_runs_versions_is_not_edited(lesson_set, run_path, tmp_path, monkeypatch):
+    monkeypatch.setenv("VISUAL", "true")
+    shutil.copytree(run_path / "lessons", tmp_path / "copy")
+    code, _, err = lesson_set("edit", tmp_path / "copy")
+    assert code == 2
+    assert coded("lessons-read-only", fix="lessons.json")(printed(err))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["directory", "file"])
-def test_what_another_process_changed_is_not_undone(lesson_set, run_path, tmp_path, kind, monkeypatch):
-    copy = tmp_path / "copy" if kind == "directory" else tmp_path / "copy.json"
-    if kind == "directory":
-        shutil.copytree(run_path / "lessons", copy)
-    else:
-        copy.write_text(to_json(PROVEN))
+def test_what_another_process_changed_is_not_undone(lesson_set, tmp_path, monkeypatch):
+    copy = tmp_path / "copy.json"
+    copy.write_text(to_json(PROVEN))
     first, second = tmp_path / "first", tmp_path / "second"
     run = f'"{sys.executable}" -c "from midstream.cli.main import main; main()"'
     mine, other = ('\n[[lessons]]\ntext = "Mine."\n', '\n[[lessons]]\ntext = "Of another."\n')

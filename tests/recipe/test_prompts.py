@@ -48,7 +48,7 @@ def test_a_plain_client_sends_the_messages_that_midstream_sends(exported):
     agent, prompt = exported("direct", "policy")
     sent = first_request(agent)
     mine = prompt("policy", query=QUESTION)
-    assert mine["messages"] == sent["messages"]
+    assert {key: sent[key] for key in mine} == mine
     assert "Use a tool" in mine["messages"][0]["content"]
     assert QUESTION in mine["messages"][1]["content"]
 
@@ -58,6 +58,18 @@ def test_tools_in_the_apis_form_are_part_of_it(exported):
     sent = first_request(agent)
     mine = prompt("policy", query=QUESTION)
     assert {key: sent[key] for key in ("messages", "tools")} == mine
+
+
+def test_what_stops_a_reply_is_part_of_it(exported):
+    agent, prompt = exported("artist-prompted", "policy")
+    mine = prompt("policy", query=QUESTION)
+    assert {key: first_request(agent)[key] for key in ("messages", "stop")} == mine
+
+
+@pytest.mark.parametrize("recipe", ["flow-grpo-tiny", "tool-use-small"])
+def test_what_no_chat_client_could_send_is_refused(recipe, capsys):
+    assert main(["lessons", "export", recipe]) in (1, 2)
+    assert "error[prompt-invalid]" in capsys.readouterr().err
 
 
 def test_each_module_of_agentflow_has_its_prompt(exported):

@@ -165,8 +165,8 @@ def test_download_conditions_and_working_offline_afterwards(tmp_path):
         found = json.loads(python("-c", script, **environment, HF_ENDPOINT=served.address))
     assert found["bamboogle"] == [f"bamboogle {n}?" for n in range(4)]
     assert "hf auth login" in found["gpqa"]
-    assert "accept them at https://huggingface.co/datasets/Idavidrein/gpqa" in found["gpqa"]
-    assert "was moved, closed or changed" in found["simpleqa"]
+    assert "huggingface.co/datasets/Idavidrein/gpqa" in found["gpqa"]
+    assert "pin a `revision`" in found["simpleqa"]
     assert not [path for path in served.asked if "nq/" in path or "hotpotqa/" in path]
     assert (
         f"/datasets/{BENCHMARKS['bamboogle'].repository}/resolve/{hub_server.COMMIT}/bamboogle/test.jsonl"

@@ -125,6 +125,12 @@ class TestScore:
         assert again.evaluations[0].errors == 0
         assert again.evaluations[0].tasks == 8
 
+    def test_what_a_strategy_made_is_scored_as_it_is(self, project, tmp_path):
+        recipe, reward = str(project / "offline.toml"), f"{project / 'rewards.py'}:exact"
+        first = ms.evaluate(recipe, strategy="dser:K=2,T=1", trials=1, out=tmp_path / "first", quiet=True)
+        again = score(first, reward, out=tmp_path / "again", quiet=True)
+        assert again.evaluations[0].success == first.evaluations[0].success
+
     def test_it_needs_a_finished_evaluation(self, tmp_path):
         with pytest.raises(RunError):
             score(tmp_path, "exact_match")

@@ -40,6 +40,7 @@ SURE = Verdict(result_valid=True, memory_sufficient=True)
         ({"turns": (turn(verdict=SURE),), "stop_reason": "verified"}, "verifier against reward"),
         ({"reward": Score(0.0, feedback="It is 7 too much.")}, "reward: It is N too much."),
         ({}, "wrong answer"),
+        ({"reward": Score(1.0), "turns": (turn(observation=ERROR),)}, "right"),
         ({"turns": (turn(observation=ERROR), turn(observation=Observation(status="ok", text="5")))}, "wrong answer"),
     ],
 )

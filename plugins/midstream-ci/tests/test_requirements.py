@@ -109,6 +109,14 @@ class TestAnEvaluation:
         assert {decision.outcome for decision in decisions} == {"undecided"}
         assert decisions[0].interval == (0.0, 1.0)
 
+    @pytest.mark.parametrize("text", ["turns >= 1", "turns <= 0", "turns <= 5"])
+    def test_turns_of_one_task_decide_nothing(self, evaluation, monkeypatch, text):
+        [result] = evaluation.evaluations
+        one = [next(iter(evaluated_trajectories(evaluation.directory, result)))]
+        monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: one)
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == "undecided"
+
 
 @pytest.mark.parametrize(("count", "rate"), [(40, 0.8), (60, 0.5), (90, 0.9)])
 def test_of_a_thousand_builds_at_the_threshold_few_are_decided(count, rate):

@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import midstream as ms
+from midstream.core.trajectory import Trajectory
+from midstream_extra.otlp import Otlp
 from support.llm_server import LLMServer
 
 
@@ -77,6 +79,20 @@ def test_each_run_is_a_trace_with_its_calls(evaluated):
     assert len(ids) == 6
     assert {headers["Authorization"] for headers in collector.headers} == {"Bearer abc"}
     assert run.status == "finished"
+
+
+def test_two_runs_of_one_id_are_two_traces(monkeypatch):
+    run = Trajectory(id="t#0", task_id="t", question="?", seed=1, started_at=1.0)
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.http.server_address[1]}")
+        for _ in range(2):
+            tracker = Otlp()
+            known = tracker.start({"name": "build", "recipe": "r", "id": None})
+            tracker.trajectories([run, run.model_copy(update={"started_at": 2.0})])
+        again = Otlp()
+        assert again.start({"name": "build", "recipe": "r", "id": known}) == known
+    traces = [trace["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] for trace in collector.traces]
+    assert len({*traces}) == 4
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -260,8 +260,9 @@ class Score(Frozen):
     feedback: str = ""
     calls: tuple[Call, ...] = ()
 
-    def __init__(self, value: float, **more: Any) -> None:
-        super().__init__(**{"value": value, **more})
+    def __init__(self, *value: float, **more: Any) -> None:
+        # A record without a value is pydantic's error, as for every other field.
+        super().__init__(**dict(zip(("value",), value, strict=False)), **more)
 
 
 class Refinement(Frozen):

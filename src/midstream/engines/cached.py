@@ -1,7 +1,7 @@
 """Replies that are kept by what was asked, so that an evaluation which changes one thing asks only what it changes.
 
-A reply's key is a digest of the model, the messages, the sampling, the seed and every other field of the request, but
-not of the address. Trials differ in their seeds, so a reply stands for one trial. What is found costs nothing, and its
+A reply's key is a digest of the model and its server, the messages, the sampling, the seed and every other field of the
+request. Trials differ in their seeds, so a reply stands for one trial. What is found costs nothing, and its
 call says so (`sent["cached"]`).
 """
 

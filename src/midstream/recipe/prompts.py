@@ -15,9 +15,10 @@ from pydantic import JsonValue
 from midstream.agents.calls import tools_by_name
 from midstream.agents.interleaved import render_opening
 from midstream.agents.prompted import PromptedModule
-from midstream.agents.stream_policy import POLICY, offered
+from midstream.agents.stream_policy import POLICY, Stream, offered
 from midstream.components.component import Context
 from midstream.core.data import Frozen, JsonObject
+from midstream.core.errors import UnsupportedError
 from midstream.core.stream_template import load_template
 from midstream.core.text import render_lessons
 from midstream.core.trajectory import Message
@@ -29,15 +30,30 @@ _PLACE = re.compile("\ue000(\\w+)\ue001")
 
 
 class Prompt(Frozen):
-    """The messages of a module, with marked places, and the tools that its requests offer in the API's own form."""
+    """The messages of a module, with marked places; its tools in the form of the API; the texts that stop a reply."""
 
     marked: tuple[Message, ...]
     tools: tuple[JsonObject, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> JsonObject:
+        """The other fields of a request."""
+        found: JsonObject = {}
+        if self.tools:
+            found["tools"] = [*self.tools]
+        if self.stop:
+            found["stop"] = [*self.stop]
+        return found
 
     def messages(self, **values: str) -> list[dict[str, str]]:
         """The messages as an API takes them, with the values in their places; one without a value is `{name}`."""
         return [
-            {"role": message.role, "content": _PLACE.sub(lambda at: values.get(at[1], f"{{{at[1]}}}"), message.content)}
+            {
+                "role": message.role,
+                # A place at the end may be empty, as the memory is in the first turn.
+                "content": _PLACE.sub(lambda at: values.get(at[1], f"{{{at[1]}}}"), message.content).rstrip("\n"),
+            }
             for message in self.marked
         ]
 
@@ -49,7 +65,8 @@ class Prompt(Frozen):
 def prompts_of(build: Build) -> dict[str, Prompt]:
     """The prompt of each module that asks a model; of an agent of your own, the message that its lessons are.
 
-    A module that writes its prompts itself is left out.
+    A module that writes its prompts itself is left out. Raises `UnsupportedError` if none is left, and for a template
+    of plain text, which no chat client sends.
     """
 
     def place(name: str) -> str:
@@ -59,8 +76,12 @@ def prompts_of(build: Build) -> dict[str, Prompt]:
     if isinstance(agent, InterleavedConfig):
         template = load_template(agent.template)
         tools = tools_by_name(build.tools, template, agent.tools)
+        if not template.chat:
+            what, fix = f"template {agent.template!r} is plain text, not the messages of a chat", "export another agent"
+            raise UnsupportedError(what, code="prompt-invalid", fix=fix)
         messages = render_opening(template, tools, lessons.get(POLICY, ""), place("query"))
-        return {POLICY: Prompt(marked=messages, tools=offered(tools) if template.native else ())}
+        stream = Stream(template=template, messages=messages, tools=tools, max_tokens=agent.max_tokens)
+        return {POLICY: Prompt(marked=messages, tools=offered(tools) if template.native else (), stop=(*stream.stops,))}
     found: dict[str, Prompt] = {}
     for name, component in build.recipe.modules.items():
         module = component.config.build(Context(build, component, name))
@@ -68,28 +89,31 @@ def prompts_of(build: Build) -> dict[str, Prompt]:
             found[name] = Prompt(marked=module.prompt_form(build.tools, lessons.get(name, ""), place))
         elif text := render_lessons(lessons.get(name, "")).strip():
             found[name] = Prompt(marked=(Message(role="system", content=text),))
+    if not found:
+        what = f"no module of {build.recipe.name!r} has a prompt of messages: they write their own, or are programs"
+        raise UnsupportedError(what, code="prompt-invalid", fix="export an agent whose modules are prompted")
     return found
 
 
 def _as_text(prompts: Mapping[str, Prompt]) -> str:
-    return "\n".join(
-        f"--- {name}, {message['role']} ---\n{message['content']}\n"
-        for name, prompt in prompts.items()
-        for message in prompt.messages()
-    )
+    parts = []
+    for name, prompt in prompts.items():
+        parts += [f"--- {name}, {message['role']} ---\n{message['content']}\n" for message in prompt.messages()]
+        parts += [f"--- {name}, {key} ---\n{json.dumps(value, indent=2)}\n" for key, value in prompt.options.items()]
+    return "\n".join(parts)
 
 
 def _as_json(prompts: Mapping[str, Prompt]) -> str:
     bodies: dict[str, JsonObject] = {}
     for name, prompt in prompts.items():
         messages: list[JsonValue] = [{**message} for message in prompt.messages()]
-        bodies[name] = {"messages": messages, **({"tools": [*prompt.tools]} if prompt.tools else {})}
+        bodies[name] = {"messages": messages, **prompt.options}
     return json.dumps(bodies, ensure_ascii=False, indent=2) + "\n"
 
 
 def _as_python(prompts: Mapping[str, Prompt]) -> str:
     pieces = {name: prompt.pieces() for name, prompt in prompts.items()}
-    tools = {name: [*prompt.tools] for name, prompt in prompts.items() if prompt.tools}
+    options = {name: prompt.options for name, prompt in prompts.items()}
     return f'''"""Prompts as midstream sends them.
 
 OpenAI().chat.completions.create(model=..., **prompt("NAME", query="..."))
@@ -97,16 +121,16 @@ OpenAI().chat.completions.create(model=..., **prompt("NAME", query="..."))
 
 # Of each message its role, and its content, in which texts and names of places take turns.
 PROMPTS = {pieces!r}
-TOOLS = {tools!r}
+OPTIONS = {options!r}
 
 
 def prompt(name, **values):
-    """The fields of a request of this module: its messages with the values in their places, and its tools."""
-    messages = [
-        {{"role": role, "content": "".join(values[piece] if n % 2 else piece for n, piece in enumerate(content))}}
-        for role, content in PROMPTS[name]
-    ]
-    return {{"messages": messages}} | ({{"tools": TOOLS[name]}} if name in TOOLS else {{}})
+    """The fields of a request of this module: messages with the values in their places, tools, texts that stop it."""
+    messages = []
+    for role, content in PROMPTS[name]:
+        text = "".join(values[piece] if n % 2 else piece for n, piece in enumerate(content))
+        messages.append({{"role": role, "content": text.rstrip("\\n")}})
+    return {{"messages": messages, **OPTIONS[name]}}
 '''
 
 
@@ -119,11 +143,14 @@ def _as_langchain(prompts: Mapping[str, Prompt]) -> str:
     templates = {
         name: [(role, template(content)) for role, content in prompt.pieces()] for name, prompt in prompts.items()
     }
+    options = {name: prompt.options for name, prompt in prompts.items()}
     return f'''"""Prompts as midstream sends them: `PROMPTS["NAME"].invoke({{"query": ...}})`."""
 
 from langchain_core.prompts import ChatPromptTemplate
 
 PROMPTS = {{name: ChatPromptTemplate(messages) for name, messages in {templates!r}.items()}}
+# For `model.bind(**OPTIONS["NAME"])`: tools, and texts that stop a reply.
+OPTIONS = {options!r}
 '''
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
 
+from midstream.components.tables import validate
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.evaluation.pairs import Evaluated, Paired, compare
@@ -84,7 +85,8 @@ class LessonsData:
 def read_lesson_run(run: RunDirectory) -> LessonsData:
     """Read the records of a run."""
     resolved = run.info().resolved
-    config = LessonsConfig.model_validate(resolved["lessons"])
+    # A damaged run.json is an error that says so.
+    config = validate(LessonsConfig, resolved["lessons"], "lessons", of="recipe of the run")
     updates, evaluations = read_updates(run, skip_damage), run.evaluations.read(skip_damage)
     costs = read_spent(run.ledger_dir / "spent.jsonl")
     # Without an account of costs, the last update knows what was spent until then.

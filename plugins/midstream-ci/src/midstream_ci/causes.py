@@ -50,7 +50,7 @@ class Cause:
 
 
 def cause_of(run: Trajectory) -> str:
-    """The first of these that is true of a run, from what broke to what was merely wrong.
+    """The first of these that is true of a run, from what broke to what was merely wrong; "right" for a reward of 1.
 
     An error; the last turn was malformed, or its tool answered with an error; the run stopped at a limit; no answer;
     the verifier called the memory sufficient, and the reward is 0; the words of a judge or reward; a wrong answer.
@@ -58,6 +58,8 @@ def cause_of(run: Trajectory) -> str:
     """
     if run.error is not None:
         return f"error: {_general(run.error.summary)}"
+    if value(run) >= 1:
+        return "right"
     last = next((turn for turn in reversed(run.turns) if turn.action is not None), None)
     limited = run.stop_reason not in ("verified", "answered", "ended")
     if last is not None and last.action is not None and (limited or not run.answer or last is run.turns[-1]):

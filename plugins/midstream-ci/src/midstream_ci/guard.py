@@ -38,7 +38,7 @@ class Guard:
         self, agent: AnyAgent, tasks: Tasks | None = None, *, at_least: float, **options: Unpack[EvaluateOptions]
     ) -> ms.Run:
         """Require that the mean success on every set is at least this, as its 95 % interval shows; from 0 to 1."""
-        return self.require(agent, tasks, f"success >= {at_least}", **options)
+        return self.require(agent, tasks, f"success >= {at_least:.12f}", **options)
 
     def require(
         self, agent: AnyAgent, tasks: Tasks | None, *requirements: str, **options: Unpack[EvaluateOptions]

@@ -23,7 +23,8 @@ from midstream.runs import RunDirectory
 from midstream_ci.comparisons import Compared
 from midstream_ci.requirements import Decision, set_label
 
-_LONGEST = 300
+# Characters of a text in a message and below it: build servers refuse large files.
+_LONGEST, _LONGEST_DETAIL = 300, 2000
 # What XML cannot hold, even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -72,8 +73,9 @@ def _case(name: str, trials: Sequence[Trajectory]) -> _Case:
     if wrong is None:
         return _Case(name=name, seconds=seconds)
     score = fmean(map(value, finished))
-    details = f"question: {wrong.question}\ngold: {wrong.gold}\nanswer: {wrong.answer}\nstopped: {wrong.stop_reason}"
-    details += f"\nmidstream show RUN {wrong.id}"
+    texts = {"question": wrong.question, "gold": wrong.gold or "", "answer": wrong.answer or ""}
+    lines = [f"{name}: {shorten(text, _LONGEST_DETAIL)}" for name, text in texts.items()]
+    details = "\n".join([*lines, f"stopped: {wrong.stop_reason}", f"midstream show RUN {wrong.id}"])
     return _Case(name=name, failure=_failure(score, wrong), details=details, seconds=seconds)
 
 
@@ -94,8 +96,9 @@ def _compared(pair: Paired) -> Iterable[_Case]:
     for task in pair.differing:
         lost = task.difference < 0
         failure = f"{task.first.value:.3g} -> {task.other.value:.3g}" if lost else ""
-        answers = f"before: {list(task.first.answers)}\nafter: {list(task.other.answers)}"
-        details = f"question: {task.question}\ngold: {task.gold}\n{answers}"
+        texts = {"question": task.question, "gold": task.gold or ""}
+        texts |= {"before": str(list(task.first.answers)), "after": str(list(task.other.answers))}
+        details = "\n".join(f"{name}: {shorten(text, _LONGEST_DETAIL)}" for name, text in texts.items())
         yield _Case(name=task.task_id, failure=failure, details=details if lost else "")
 
 

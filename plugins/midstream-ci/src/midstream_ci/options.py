@@ -33,10 +33,11 @@ def finish(
     summary: Callable[[], str],
 ) -> int:
     """Write the files, say what was decided on standard error, and return the exit code."""
+    # First, for a file may be refused.
+    for decision in decisions:
+        sys.stderr.write(f"{decision}\n")
     for path, text in ((options.junit, junit), (options.summary, summary)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text(), encoding="utf-8")
-    for decision in decisions:
-        sys.stderr.write(f"{decision}\n")
     return exit_code(decisions)

@@ -16,14 +16,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import Literal
 
 from midstream.core.errors import UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text import counted
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.estimates import Interval, majority, mean_interval, t_interval, value
+from midstream.evaluation.estimates import Interval, majority, mean_interval, t_quantile, value
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.runs import RunDirectory
 
@@ -35,6 +35,7 @@ MEANS = ("success", "majority", "turns", "pass@K", "pass^K")
 TOTALS = ("errors", "cost_usd", "tokens")
 """Facts of the evaluation itself, decided as they are: the share of runs with an error, and sums over all runs."""
 ERROR = 0.05
+_MOST_TASKS = 3000
 
 _FORM = re.compile(r"(?:([^:<>]+):)?\s*([\w@^]+)\s*([<>]=?)\s*(\d+(?:\.\d+)?)\s*(%?)")
 _TRIALS = re.compile(r"pass([@^])([1-9]\d?)")
@@ -169,19 +170,23 @@ def _decide_mean(
     is_share = requirement.metric != "turns"
     # Lost runs counted as wrong, then as right.
     sides = [[_value(requirement, trials, lost) for trials in tasks] for lost in (0.0, 1.0)]
-    intervals = [_interval(side, error) if is_share else t_interval(side, error) for side in sides]
+    intervals = [_interval(side, error) if is_share else _mean_interval(side, error) for side in sides]
     low, high = intervals[0][0], intervals[1][1]
+    if not is_share and result.errors:
+        # A run that was cut off says nothing of its turns.
+        low, high = 0.0, math.inf
     outcome, measured = decide_bounds(requirement, low, high), fmean(sides[0])
     level = f"{100 * (1 - error):.4g}%"
     reason = f"{measured:.3f}, {level} interval {low:.3f} to {high:.3f} of {counted(len(tasks), 'task')}"
     if outcome == "undecided":
-        reason += f"; {requirement.bound:g} is within it{_needed(sides[0], requirement.bound, error)}"
+        needed = "" if result.errors else _needed(sides[0], requirement, error)
+        reason += f"; {requirement.bound:g} is within it{needed}"
     else:
         deciding = "lower" if requirement.is_least == (outcome == "holds") else "upper"
         reason += f", decided by its {deciding} bound"
-    if result.errors and is_share:
-        lost = f"{counted(result.errors, 'run')} without a result"
-        reason += f"; {lost}: wrong for the lower bound, right for the upper one"
+    if result.errors:
+        how = "wrong for the lower bound, right for the upper one" if is_share else "of unknown length"
+        reason += f"; {counted(result.errors, 'run')} without a result: {how}; midstream resume --retry-errors"
     return Decision(
         requirement=requirement.text,
         of=set_label(result),
@@ -249,9 +254,22 @@ def _value(requirement: Requirement, trials: Sequence[Trajectory], lost: float) 
     return math.comb(right, most) / every
 
 
-def _needed(values: Sequence[float], bound: float, error: float) -> str:
-    """In words, how many tasks would decide if the mean stayed where it is."""
-    apart = abs(fmean(values) - bound)
+def _mean_interval(values: Sequence[float], error: float) -> Interval:
+    """Student's interval of a mean that is at least 0; one without a spread, as of one task, is as wide as can be."""
     spread = stdev(values) if len(values) > 1 else 0.0
-    count = math.ceil((NormalDist().inv_cdf(1 - error / 2) * spread / apart) ** 2) if apart else 0
-    return f"; with this mean, about {count:,} tasks would decide" if count > len(values) else ""
+    if not spread:
+        return 0.0, math.inf
+    half = t_quantile(len(values) - 1, error) * spread / math.sqrt(len(values))
+    return max(0.0, fmean(values) - half), fmean(values) + half
+
+
+def _needed(values: Sequence[float], requirement: Requirement, error: float) -> str:
+    """In words, how many tasks would decide if this share of them stayed right."""
+    if not set(values) <= {0.0, 1.0}:
+        return ""
+    share, count = fmean(values), len(values)
+    while count < _MOST_TASKS:
+        count = math.ceil(count * 1.1)
+        if decide_bounds(requirement, *exact_interval(round(share * count), count, error)) != "undecided":
+            return f"; with this share, about {count:,} tasks would decide"
+    return ""

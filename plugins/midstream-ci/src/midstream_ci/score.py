@@ -51,13 +51,12 @@ def score(
         UnsupportedError: its tasks are dialogues, whose outcome is a state that is not stored.
     """
     run = evaluation.directory if isinstance(evaluation, ms.Run) else RunDirectory.open(Path(evaluation))
-    if run.info().kind != "evaluation" or run.status().state != "finished":
-        kind = run.info().kind if run.info().kind != "evaluation" else "evaluation that has not ended"
-        raise RunError(
-            f"{run.root} holds a {kind} run, and no finished evaluation",
-            code="wrong-kind-of-run",
-            fix=f"evaluate first: midstream eval {run.root}, or midstream resume {run.root}",
-        )
+    if run.info().kind != "evaluation":
+        what, fix = f"{run.root} holds a {run.info().kind} run, and no evaluation", f"midstream eval {run.root}"
+        raise RunError(what, code="wrong-kind-of-run", fix=fix)
+    if run.status().state != "finished":
+        fix = f"midstream resume {run.root}"
+        raise RunError(f"the evaluation in {run.root} has not ended", code="wrong-kind-of-run", fix=fix)
     table = run_table(run)
     if is_dialogues(parse_recipe(table).tasks):
         raise UnsupportedError(
@@ -67,6 +66,8 @@ def score(
             fix="evaluate again with the other reward: midstream eval RECIPE --reward ...",
         )
     kept: dict[str, Any] = {name: value for name, value in table.items() if name not in _LEFT_OUT}
+    # A stored trajectory is what a strategy made.
+    kept["evaluation"] = {key: value for key, value in table["evaluation"].items() if key != "strategy"}
     kept |= {"name": f"{table['name']}-scored", "agent": {"type": "stored", "run": str(run.root.resolve())}}
     return ms.evaluate(kept, reward=reward, out=out, **options)
 

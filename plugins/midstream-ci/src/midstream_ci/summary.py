@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -15,6 +16,7 @@ from midstream_ci.comparisons import Compared
 from midstream_ci.requirements import Decision, Outcome
 
 _SHOWN = 20
+_MARKS_OF_MARKDOWN = re.compile(r"[\\`*_\[\]!@|<]")
 _LONGEST = 120
 _MARKS: dict[Outcome, str] = {"holds": "✅ holds", "fails": "❌ fails", "undecided": "❔ undecided"}
 
@@ -78,5 +80,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     """A text that stays in its cell."""
-    plain = shorten(" ".join(text.split()), _LONGEST)
-    return plain.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    plain = "".join(mark if mark.isprintable() else " " for mark in shorten(" ".join(text.split()), _LONGEST))
+    # A model's text makes no picture, link or mention in somebody's page.
+    return _MARKS_OF_MARKDOWN.sub(lambda mark: f"&#{ord(mark[0])};", plain)
