@@ -134,6 +134,7 @@ class TestAnEvaluation:
         assert [run.evaluations[0].replies_cached for run in (first, again, more)] == [0, 4, 4]
         assert [t.answer for t in first.trajectories()] == [t.answer for t in again.trajectories()]
         assert "4 replies of an earlier evaluation" in str(run_blocks(again.directory))
+        assert any("B has 4 replies of an earlier evaluation" in note for note in ms.compare(first, more).notes)
 
     def test_a_reply_from_the_cache_costs_no_budget(self, evaluated):
         evaluated("first")

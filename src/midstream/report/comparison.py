@@ -79,6 +79,9 @@ class Comparison:
         notes = [f"not compared: {error.what}" + f" ({error.cause})" * bool(error.cause) for error in self.refused]
         for compared in self.runs:
             notes += _unfinished(compared, self.letters[compared.name])
+            if cached := sum(result.replies_cached for result in compared.results.values()):
+                words = counted(cached, "reply", "replies")
+                notes.append(f"{self.letters[compared.name]} has {words} of an earlier evaluation (--cache)")
         a = self.letters[first.name]
         for other in others:
             b = self.letters[other.name]
