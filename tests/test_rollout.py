@@ -322,7 +322,7 @@ def fails(error: Callable[[Task], Exception]) -> Callable[[Task, Trajectory], fl
     [
         (lambda task: RewardError(f"no score for {task.id}", code="reward-failed"), "reward-failed"),
         (lambda task: KeyError("score"), "component-failed"),
-        (lambda task: RewardError("no file /work/t1/gold.json", code="reward-failed"), "reward-failed"),  # a task's id
+        (lambda task: RewardError("no file /data/t1/gold.json", code="reward-failed"), "reward-failed"),  # a task's id
         (lambda task: RewardError(f"no file data/{task.id}.json", code="reward-failed"), "reward-failed"),
         (lambda task: ToolServerError("add raised KeyError", code="tool-broken"), "tool-broken"),
     ],
