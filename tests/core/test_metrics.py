@@ -10,29 +10,12 @@ from hypothesis import strategies as st
 
 from midstream.core.metrics import StepMetrics, StreamMetrics, Tally, ToolUse, malformed_example
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn
+from support.turns import called, malformed
 
 
 def turn(tool: str, *, failed: bool = False, malformed: bool = False) -> Turn:
     action = Action(tool=tool, error="unreadable" if malformed else None)
     return Turn(index=1, action=action, observation=Observation(status="error" if failed else "ok", text=""))
-
-
-def called(query: str, *, failed: bool = False, goal: str = "find") -> Turn:
-    return Turn(
-        index=1,
-        action=Action(sub_goal=goal, tool="search", context=query),
-        command=Command(tool="search", arguments={"query": query}),
-        observation=Observation(status="error" if failed else "ok", text=""),
-    )
-
-
-def malformed(text: str) -> Turn:
-    return Turn(
-        index=1,
-        action=Action(error="unreadable"),
-        observation=Observation(status="error", text="unreadable"),
-        calls=(Call(role="planner", completion=text), Call(role="verifier", completion="no")),
-    )
 
 
 def trajectory(*turns: Turn) -> Trajectory:

@@ -14,7 +14,7 @@ from studies.planner_arms import Condition, PlannerFile, Study, errors_of, measu
 from midstream.cli.main import main as midstream
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse
-from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory, Turn
+from midstream.core.trajectory import Action, ErrorInfo, Trajectory, Turn
 from midstream.recipe.build import Build
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
@@ -22,6 +22,7 @@ from midstream.runs import RunDirectory
 from midstream_worlds.graphs.tasks import COSTS
 from support.errors import coded
 from support.served_model import save_model
+from support.turns import called, malformed
 
 SMALL = (
     "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",
@@ -295,24 +296,6 @@ def test_a_measurement_without_results_is_refused() -> None:
     assert summed(result, [*fine, lost]).use == ToolUse()
     with pytest.raises(InfrastructureError, check=coded("no-results", "2 of 102", "it is down")):
         summed(result, [*fine[:100], lost, lost])
-
-
-def called(query: str, *, failed: bool = False, goal: str = "find") -> Turn:
-    return Turn(
-        index=1,
-        action=Action(sub_goal=goal, tool="search", context=query),
-        command=Command(tool="search", arguments={"query": query}),
-        observation=Observation(status="error" if failed else "ok", text=""),
-    )
-
-
-def malformed(text: str) -> Turn:
-    return Turn(
-        index=1,
-        action=Action(error="unreadable"),
-        observation=Observation(status="error", text="unreadable"),
-        calls=(Call(role="planner", completion=text), Call(role="verifier", completion="no")),
-    )
 
 
 def errors(*runs: list[Turn]) -> tuple[int, int, int]:

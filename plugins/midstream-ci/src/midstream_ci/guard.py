@@ -1,7 +1,9 @@
 """What the pytest fixture `midstream` gives: requirements on an agent as a test.
 
-def test_bot(midstream):
-    midstream.assert_success(agent, ms.tasks("questions.jsonl").test, at_least=0.8, reward=exact)
+For example:
+
+    def test_bot(midstream):
+        midstream.assert_success(agent, ms.tasks("questions.jsonl").test, at_least=0.8, reward=exact)
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from midstream_ci.requirements import Decision, decide, exit_code, parse_require
 class Guard:
     """Evaluates agents in the test's own directory, and fails the test where a requirement is not met.
 
-    A requirement that is undecided fails the test too, with a message that says how many tasks would decide it.
+    A requirement that is undecided fails the test too.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -32,8 +32,8 @@ def finish(
     junit: Callable[[], str],
     summary: Callable[[], str],
 ) -> int:
-    """Write the files, say what was decided on standard error, and return the exit code."""
-    # First, for a file may be refused.
+    """Print the decisions on standard error, write the files, and return the exit code."""
+    # The decisions come first: writing a file can fail.
     for decision in decisions:
         sys.stderr.write(f"{decision}\n")
     for path, text in ((options.junit, junit), (options.summary, summary)):
