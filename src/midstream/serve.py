@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
+from midstream.core.engine import ForwardedReply, ForwardedRequest
 from midstream.core.errors import RewardError, StorageError
 from midstream.core.events import Listener, Note, TurnEvent
 from midstream.core.seeds import derive_seed
@@ -23,7 +24,7 @@ from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
-from midstream.gateway.server import Gateway, PendingReply, now
+from midstream.gateway.server import Gateway, PendingReply, Step, now
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
 from midstream.process import build_for, open_budget, running
@@ -37,7 +38,6 @@ from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import BudgetedAgent
 
 _SHOWN = 200  # characters of a step
-Step = Callable[[str], object]
 
 
 def serve_agent(
@@ -256,5 +256,9 @@ class AnsweringAgent:
     async def take_reward(self, body: object) -> None:
         """Nothing learns here, so that a reward is refused."""
         raise FormError("no-sessions", "this server answers questions, and learns nothing from them", None, status=404)
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """The agent has no other API."""
+        raise FormError("not-found", f"there is no {request.method} /v1/{request.path}", None, status=404)
 
     take_end = take_reward

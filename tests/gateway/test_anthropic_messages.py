@@ -127,9 +127,9 @@ def test_every_setting() -> None:
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "unsupported_value", "messages[0].role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "unsupported_value",
-            "messages[0].content[0].type",
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64"}}]}]},
+            "missing_required_parameter",
+            "messages[0].content[0].source.media_type",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "1"}]}]},

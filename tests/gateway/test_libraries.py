@@ -81,8 +81,8 @@ def test_openai_chat_completions(address: str, full: ChatReply) -> None:
     sent = [*HI, reply, {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": "3"}]
     assert client.chat.completions.create(model="m", messages=sent).id == "chatcmpl-7"
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="m", messages=HI, n=2)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "n")
+        client.chat.completions.create(model="m", messages=HI, extra_body={"prompt": "Hi"})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "prompt")
     with pytest.raises(openai.APIError):
         list(client.chat.completions.create(model="broken", messages=HI, stream=True))
 

@@ -117,7 +117,12 @@ def test_every_setting() -> None:
         ({"input": [{"content": "Hi"}]}, "missing_required_parameter", "input[0].role"),
         ({"input": [{"role": "tool", "content": "Hi"}]}, "unsupported_value", "input[0].role"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            "missing_required_parameter",
+            "input[0].content[0].image_url",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "unsupported_value",
             "input[0].content[0].type",
         ),

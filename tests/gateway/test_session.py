@@ -156,6 +156,7 @@ def test_no_failure_of_a_client_is_logged(caplog):
 
 OWN = {"temperature": 0.2, "top_p": 0.5, "seed": 5, "stop": ["END"]}
 MORE = {"reasoning_effort": "low", "parallel_tool_calls": False, "frequency_penalty": 0.5, "x": {"y": 1}}
+MORE |= {"n": 2, "logprobs": True}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}
 
@@ -167,8 +168,8 @@ FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"nam
         (OWN, None, OWN),
         (MORE, None, MORE),
         (FORCED, None, FORCED),
-        ({"max_completion_tokens": 9}, None, {"max_tokens": 9}),
-        ({"max_completion_tokens": 9}, 0.7, {"temperature": 0.7, "max_tokens": 9}),
+        ({"max_completion_tokens": 9}, None, {"max_completion_tokens": 9}),
+        ({"max_completion_tokens": 9}, 0.7, {"temperature": 0.7, "max_completion_tokens": 9}),
         (OWN, Sampling(max_tokens=7), {"temperature": 1.0, "top_p": 1.0, "max_tokens": 7, "stop": ["END"]}),
     ],
     ids=["nothing", "sampling", "other fields", "forced call", "limit", "at a temperature", "trained"],
@@ -199,14 +200,16 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("sampling", "takes"), [(None, True), (None, False), (Sampling(), True)])
-def test_images_and_audio_pass_as_they_are_where_nothing_is_trained(sampling, takes):
+@pytest.mark.parametrize(("sampling", "served"), [(None, True), (None, False), (Sampling(), True)])
+def test_images_and_audio_pass_as_they_are_where_nothing_is_trained(sampling, served):
     messages = [{"role": "system", "content": "Look."}, {"role": "user", "content": PARTS}]
 
     async def both(url: str):
         engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=url, api_key_env=""), "model")
-        engine.takes_options = takes
-        async with open_session(engine, sampling=sampling) as (_, session, url), client() as http:
+        async with (
+            open_session(engine if served else Model(), sampling=sampling) as (_, session, url),
+            client() as http,
+        ):
             status, shown = await ask(http, url, {**chat("a"), "messages": messages})
             texts = [message.content for call in session.calls for message in call.messages]
         await engine.close()
@@ -216,7 +219,7 @@ def test_images_and_audio_pass_as_they_are_where_nothing_is_trained(sampling, ta
     whole = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}}
     with LLMServer(lambda _: whole) as server:
         status, param, texts = asyncio.run(both(server.base_url))
-    if sampling is None and takes:
+    if sampling is None and served:
         assert (status, texts) == (200, ["Look.", "What is this?"])
         assert server.bodies[0]["messages"] == messages
     else:
@@ -226,9 +229,7 @@ def test_images_and_audio_pass_as_they_are_where_nothing_is_trained(sampling, ta
 @pytest.mark.parametrize("sampling", [None, Sampling()], ids=["in process", "trained"])
 def test_what_an_engine_cannot_use_is_refused_by_name(sampling):
     async def both():
-        model = Model()
-        model.takes_options = sampling is not None
-        async with open_session(model, sampling=sampling) as (_, session, url), client() as http:
+        async with open_session(Model(), sampling=sampling) as (_, session, url), client() as http:
             found = []
             for key, value in (MORE | FORCED).items():
                 status, shown = await ask(http, url, chat("a", **{key: value}))
@@ -242,7 +243,7 @@ def test_what_an_engine_cannot_use_is_refused_by_name(sampling):
     assert {(status, param) for status, key, param in found if key == "tools"} == {(200, None)}
     refused = [(status, key, param) for status, key, param in found if key != "tools"]
     assert all(status == 400 and param == key for status, key, param in refused)
-    assert len(refused) == 5
+    assert len(refused) == 7
 
 
 def test_an_engine_in_process_writes_to_the_end_of_its_context_where_the_agent_sets_no_limit():

@@ -14,10 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from midstream.core.data import JsonSchema
 from midstream.core.events import Emit, ignore_event
-from midstream.core.trajectory import Call, Message, Sampling
+from midstream.core.trajectory import Call, Message, Sampling, Usage
 
 # The place of the running trajectory in its rollout: a tool's request to an engine in this process has it as `order`.
 ORDER: ContextVar[int] = ContextVar("order", default=0)
+_LIMITS = frozenset(("max_tokens", "max_completion_tokens"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +41,17 @@ class Request:
     # What an agent of another program sets, as fields of a chat completion: a server gets these in place of `sampling`.
     # `sampling` has their values, and defaults for what they leave open. None for midstream's own requests.
     options: Mapping[str, Any] | None = None
+    capped: bool = False  # `sampling.max_tokens` holds, whatever `options` say
+    # Asks for a stream, and gets its pieces as the server sends them.
+    relay: Callable[..., object] | None = None
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     emit: Emit = ignore_event  # called with each piece of "text" by an engine that streams, with "retry" on a retry
 
     @property
     def max_tokens(self) -> int | None:
         """The most new tokens; None if an agent of another program sets no limit."""
-        return self.sampling.max_tokens if self.options is None or "max_tokens" in self.options else None
+        limited = self.options is None or self.capped or not _LIMITS.isdisjoint(self.options)
+        return self.sampling.max_tokens if limited else None
 
     def answered(self, engine: str, completion: str, **fields: Any) -> Call:
         """The record of an engine's answer; `fields` are others of a `Call`."""
@@ -58,8 +63,7 @@ class Request:
 class Engine(Protocol):
     """Samples tokens from a model, remote or in process.
 
-    `token_exact` is true if its calls carry the sampled token ids and log-probabilities, which training needs. One that
-    can use any of a request's `options` has `takes_options = True`.
+    `token_exact` is true if its calls carry the sampled token ids and log-probabilities, which training needs.
     """
 
     name: str
@@ -76,6 +80,42 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release connections; nothing by default. The engine is not used afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardedRequest:
+    """A request to another API of an engine's server, such as `POST embeddings`; `path` is below the server's address.
+
+    A JSON object whose "model" is null asks for the engine's own.
+    """
+
+    method: str
+    path: str
+    content_type: str
+    body: bytes
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardedReply:
+    """A server's answer as it is, and what it used."""
+
+    status: int
+    content_type: str
+    body: bytes
+    usage: Usage
+
+
+@runtime_checkable
+class ServedEngine(Engine, Protocol):
+    """An engine whose server gets the requests of an agent of another program as they are.
+
+    It uses any of a request's `options`; its calls have the server's `reply` to them.
+    """
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """The server's answer to a request to another of its APIs. Raises as `sample`."""
+        ...
 
 
 class Codec(Protocol):

@@ -138,6 +138,7 @@ class Call(Frozen):
     finish_reason: str = ""  # why the reply ended, in the engine's words
     usage: Usage = Usage()
     sent: dict[str, JsonValue] = {}  # everything else in the request: address, model, temperature, seed, limits, schema
+    reply: dict[str, JsonValue] = {}  # the server's whole answer, where an agent of another program got it
     failures: tuple[str, ...] = ()  # why earlier attempts of this request failed
     repaired: bool = False  # the reply was not valid JSON and was repaired
     error: ErrorInfo | None = None  # why the request failed; None if it succeeded

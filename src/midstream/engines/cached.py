@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from midstream.core.engine import Engine, Request
+from midstream.core.engine import ForwardedReply, ForwardedRequest, Request, ServedEngine
 from midstream.core.sqlite_file import SqliteFile
 from midstream.core.text import to_json
 from midstream.core.trajectory import Call
 
 # Raised by any change of a call's fields: entries of another version are not found.
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x6D644361
 
 
@@ -56,10 +56,9 @@ class ReplyFile(SqliteFile):
 class CachedEngine:
     """`core.engine.Engine` that asks another one only what its file does not have. `identity` names the model."""
 
-    def __init__(self, engine: Engine, identity: Mapping[str, JsonValue], file: ReplyFile) -> None:
+    def __init__(self, engine: ServedEngine, identity: Mapping[str, JsonValue], file: ReplyFile) -> None:
         self.engine, self._identity, self._file = engine, identity, file
         self.name, self.token_exact = engine.name, engine.token_exact
-        self.takes_options = getattr(engine, "takes_options", False)
 
     async def sample(self, request: Request) -> Call:
         """Answer a request. Raises as the engine does; an error is not kept."""
@@ -74,6 +73,10 @@ class CachedEngine:
         call = await self.engine.sample(request)
         await asyncio.to_thread(self._file.keep, key, call)
         return call
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """Pass a request to another API on: its answer is not kept."""
+        return await self.engine.forward(request)
 
     async def close(self) -> None:
         """Close the file, which other engines may share; the engine's owner closes it."""
@@ -93,5 +96,6 @@ def request_key(request: Request, identity: Mapping[str, JsonValue]) -> str:
         dict(request.json_schema or {}),
         [dict(tool) for tool in request.tools],
         request.options if request.options is None else dict(request.options),
+        request.capped,
     ]
     return blake2b(to_json(asked).encode(), digest_size=16).hexdigest()

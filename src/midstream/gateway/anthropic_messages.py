@@ -85,13 +85,20 @@ def _messages(message: JsonFields) -> list[Message]:
         return [forms.assistant_message(text, "\n".join(filter(None, thoughts)), calls)]
     if role not in ("user", "system"):
         raise message.unsupported("role", "send one of user, assistant, system")
-    text = message.text("content", _TEXT, ("tool_result",))
     results = [
         forms.tool_message(block.need("tool_use_id", str), block.text("content", _TEXT))
         for block in blocks
         if block.table["type"] == "tool_result"
     ]
-    return [*results, Message(role=role, content=text)] if text or not results else results
+    said = forms.user_message(message, role, _TEXT, {"image": _image}, ("tool_result",))
+    return [*results, said] if said.content or said.fields or not results else results
+
+
+def _image(block: JsonFields) -> JsonObject:
+    source = block.inside("source")
+    if source.table.get("type") == "url":
+        return {"url": source.need("url", str)}
+    return {"url": f"data:{source.need('media_type', str)};base64,{source.need('data', str)}"}
 
 
 def write(reply: ChatReply) -> dict[str, Any]:

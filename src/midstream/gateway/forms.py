@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +44,11 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "parallel_tool_calls": (True,),
     "reasoning_effort": ("none",),
     "thinking": ({"type": "disabled"},),
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
 }
 
 
@@ -69,7 +74,8 @@ class ChatRequest:
 
     `tools` have chat completions' form, with exactly name, parameters and, if given, description. `sampling` has what
     the caller gave of temperature, top_p, max_tokens and stop (a tuple), `options` other fields that change a reply,
-    in chat completions' form. `json_schema` is of the reply's text.
+    in chat completions' form. `json_schema` is of the reply's text. `body` is that of a chat completion, but for model,
+    messages and stream: a server gets it as it is.
     """
 
     model: str
@@ -79,6 +85,7 @@ class ChatRequest:
     options: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None
     json_schema: JsonObject | None = None
+    body: JsonObject | None = None
     stream: bool = False
     include_usage: bool = False  # in a stream of chat completions; the others always have it
 
@@ -103,7 +110,10 @@ class FunctionCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One reply, before it is written in the form of an API, which gives `id` its prefix."""
+    """One reply, before it is written in the form of an API, which gives `id` its prefix.
+
+    `body` is a server's chat completion, which an agent that asked for one gets as it is.
+    """
 
     id: str
     model: str
@@ -114,6 +124,7 @@ class ChatReply:
     finish: Literal["stop", "length"]
     prompt_tokens: int
     completion_tokens: int
+    body: JsonObject = field(default_factory=dict)
 
     @property
     def speaks(self) -> bool:
@@ -180,13 +191,13 @@ class JsonFields:
         message = f"{_quote(self.table.get(key))} is not supported; {fix}"
         return FormError("unsupported_value", message, self.at(key))
 
-    def text(self, key: str, kinds: Mapping[str, str], skipped: Sequence[str] = ()) -> str:
+    def text(self, key: str, kinds: Mapping[str, str], skipped: Collection[str] | None = ()) -> str:
         """The text of a content: a string, or parts in lines; nothing if it is missing.
 
         Args:
             key: of the content.
             kinds: the types of parts, and the field of each with its text.
-            skipped: types of parts that are read elsewhere.
+            skipped: types of parts that are read elsewhere; None for all others.
         """
         value = self.table.get(key)
         if isinstance(value, str):
@@ -197,7 +208,7 @@ class JsonFields:
         texts = []
         for part in self.objects(key):
             kind = part.need("type", str)
-            if kind in skipped:
+            if kind not in kinds and (skipped is None or kind in skipped):
                 continue
             if kind not in kinds:
                 raise part.unsupported("type", "the models read text only: send parts of text")
@@ -329,6 +340,39 @@ def assistant_message(text: str, thoughts: str, calls: Sequence[FunctionCall]) -
 def tool_message(identifier: str, text: str) -> Message:
     """A tool's result, in chat completions' form."""
     return Message(role="tool", content=text, fields={"tool_call_id": identifier})
+
+
+def parts_of(body: JsonObject) -> tuple[str, str, tuple[FunctionCall, ...]]:
+    """The text, thoughts and tool calls of a server's chat completion, which its engine has checked."""
+    choices: Any = body["choices"]
+    message, uses = choices[0].get("message") or {}, []
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        uses.append(FunctionCall(id=str(call.get("id") or f"call{number:05d}"), name=name, arguments=text))
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    text = message.get("content") or message.get("refusal") or choices[0].get("text") or ""
+    return text, thoughts if isinstance(thoughts, str) else "", tuple(uses)
+
+
+def user_message(
+    fields: JsonFields,
+    role: str,
+    kinds: Mapping[str, str],
+    images: Mapping[str, Callable[[JsonFields], JsonObject]],
+    skipped: Collection[str] = (),
+) -> Message:
+    """A message whose content may have images; `images` makes the `image_url` of a part of each of its types."""
+    text, parts = fields.text("content", kinds, {*skipped, *images}), list[JsonValue]()
+    content = fields.objects("content") if isinstance(fields.table.get("content"), list) else []
+    for part in content:
+        kind = part.need("type", str)
+        if kind in images:
+            parts.append({"type": "image_url", "image_url": images[kind](part)})
+        elif kind in kinds:
+            parts.append({"type": "text", "text": part.maybe(kinds[kind], str) or ""})
+    has_images = any(part.table["type"] in images for part in content)
+    return Message.model_validate({"role": role, "content": text, "fields": {"content": parts} if has_images else {}})
 
 
 def some_messages(messages: Sequence[Message], key: str) -> tuple[Message, ...]:

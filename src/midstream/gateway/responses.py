@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from midstream.core.data import JsonObject
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
@@ -103,12 +104,16 @@ def _message(item: JsonFields) -> Message:
         fix = _STATELESS if kind == "item_reference" else "send messages, reasoning, function calls and their outputs"
         raise item.unsupported("type", fix)
     role = item.need("role", str)
-    text = item.text("content", _PARTS)
     if role == "developer":
-        return Message(role="system", content=text, fields={"role": "developer"})
+        return Message(role="system", content=item.text("content", _PARTS), fields={"role": "developer"})
     if role not in ("system", "user"):
         raise item.unsupported("role", "send one of system, developer, user, assistant")
-    return Message(role=role, content=text)
+    return forms.user_message(item, role, _PARTS, {"input_image": _image})
+
+
+def _image(part: JsonFields) -> JsonObject:
+    detail: JsonObject = {"detail": part.table["detail"]} if part.maybe("detail", str) else {}
+    return {"url": part.need("image_url", str), **detail}
 
 
 def write(reply: ChatReply) -> dict[str, Any]:

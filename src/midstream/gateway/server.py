@@ -26,8 +26,10 @@ from functools import partial
 from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from midstream.core.data import JsonObject
+from midstream.core.engine import ForwardedReply, ForwardedRequest
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, http, responses
@@ -53,6 +55,9 @@ _KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 
 
+Step = Callable[[str | JsonObject], object]
+
+
 @dataclass(kw_only=True)
 class PendingReply:
     """A session's answer to one request."""
@@ -72,11 +77,16 @@ class SessionHandle(Protocol):
         """The names of its models."""
         ...
 
-    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], object]) -> PendingReply:
-        """Answer a request with the body of `digest`; a client may have `retried` it; `step` reports progress.
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Step) -> PendingReply:
+        """Answer a request with the body of `digest`; a client may have `retried` it.
 
-        Raises `FormError` for what the agent did wrong, or may not do now.
+        `step` gets words on the progress, or the pieces of a stream. Raises `FormError` for what the agent did wrong,
+        or may not do now.
         """
+        ...
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """Answer a request to another API of the server behind an engine. Raises `FormError`."""
         ...
 
     async def take_reward(self, body: object) -> None:
@@ -223,6 +233,7 @@ class Gateway:
                     for start in both
                     for path, api in APIS.items()
                 ),
+                *(Route(f"{start}/{{path:path}}", self.forward, methods=["GET", "POST"]) for start in both),
             ],
             exception_handlers={FormError: refused},
         )
@@ -233,6 +244,22 @@ class Gateway:
             return await routed(scope, receive, send)
 
         return checked
+
+    async def forward(self, request: HttpRequest) -> Response:
+        """Answer a request to another API of the server behind a session's engine."""
+        from starlette.responses import Response
+
+        session, path = self.session(request.scope), request.path_params["path"]
+        if ".." in path.split("/"):
+            raise FormError("unsupported_value", "a path has no '..'", None, status=404)
+        asked = ForwardedRequest(
+            method=request.method,
+            path=quote(path) + (f"?{request.url.query}" if request.url.query else ""),
+            content_type=request.headers.get("content-type", "application/json"),
+            body=await http.body_of(request.receive, LONGEST_BODY),
+        )
+        found = await http.in_loop(session.loop, session.forward(asked))
+        return Response(found.body, found.status, {"content-type": found.content_type})
 
     def check_admin(self, scope: http.Asgi) -> None:
         """Check the admin key, if one is set. Raises `FormError`."""
@@ -267,7 +294,7 @@ class ApiEndpoint:
 
     async def __call__(self, scope: http.Asgi, receive: http.Asgi, send: http.Asgi) -> None:
         """Answer one request."""
-        api, gateway, steps = self._api, self._gateway, asyncio.Queue[str]()
+        api, gateway, steps = self._api, self._gateway, asyncio.Queue[str | JsonObject]()
         here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
@@ -285,13 +312,14 @@ class ApiEndpoint:
         except FormError as error:
             return await http.send_json(send, error.status, api.error(error))
         gone = asyncio.ensure_future(http.hung_up(receive))
-        stream = http.EventStream(send)
+        stream, relayed = http.EventStream(send), False
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())
                 await asyncio.wait({answer, gone, news}, timeout=HEARTBEAT_S, return_when=FIRST_COMPLETED)
                 if chat.stream and (news.done() or not answer.done()):
                     shown = api.step(news.result(), chat) if news.done() and hasattr(api, "step") else api.heartbeat
+                    relayed |= news.done() and isinstance(news.result(), dict)
                     await stream.write(shown)
                 news.cancel()
             if gone.done():
@@ -305,12 +333,14 @@ class ApiEndpoint:
                 return await stream.write(api.error_event(error), last=True)
             # Those that came with the answer.
             while chat.stream and hasattr(api, "step") and not steps.empty():
-                await stream.write(api.step(steps.get_nowait(), chat))
+                news = steps.get_nowait()
+                relayed |= isinstance(news, dict)
+                await stream.write(api.step(news, chat))
             # Before the last byte: the agent may end with it.
             first, pending.delivered = not pending.delivered, True
             if not chat.stream:
                 return await http.send_json(send, 200, api.write(pending.reply))
-            for event in api.events(pending.reply, chat):
+            for event in [api.END] if relayed else api.events(pending.reply, chat):
                 await stream.write(event)
                 if gone.done():
                     pending.delivered = not first

@@ -13,9 +13,10 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
@@ -23,15 +24,16 @@ from pydantic_core import to_jsonable_python
 
 from midstream.components.agent_record import Draft, RunRecord
 from midstream.core.agent import RunContext
-from midstream.core.data import Frozen, problems_of
-from midstream.core.engine import LockstepEngine, Request
-from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
+from midstream.core.data import Frozen, JsonObject, problems_of
+from midstream.core.engine import ForwardedReply, ForwardedRequest, LockstepEngine, Request, ServedEngine
+from midstream.core.errors import EngineError, InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.seeds import derive_seed
 from midstream.core.text import render_lessons
+from midstream.core.tool_calls import parsed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing, media_of
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, find_changing, media_of, parts_of
 from midstream.gateway.parsers import parse_reply
-from midstream.gateway.server import Gateway, PendingReply, now
+from midstream.gateway.server import Gateway, PendingReply, Step, now
 from midstream.gateway.settings import POLICY, SessionSettings
 
 # Characters.
@@ -80,6 +82,8 @@ class AgentSession:
         self.reward: Score | None = None
         # The limit that the latest request met.
         self.limit: StopReason | None = None
+        # Why the server refused the latest request.
+        self.refused: EngineError | None = None
         # Of what was refused, sent again, not delivered.
         self.counts: Counter[str] = Counter()
         # When the latest request came or was answered.
@@ -93,7 +97,9 @@ class AgentSession:
         self._requests: list[PendingRequest] = []
         # The first of each body.
         self._replies: dict[str, asyncio.Task[PendingRequest]] = {}
-        self._under_way: set[asyncio.Task[PendingRequest]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        # Requests to other APIs than those of chats.
+        self._forwarded: list[Call] = []
         self._same: Counter[str] = Counter()
         # By id of a tool call without an answer.
         self._tools: dict[str, tuple[PendingRequest, Draft]] = {}
@@ -133,14 +139,12 @@ class AgentSession:
 
     # -- what the gateway calls ------------------------------------------------------------------------------------
 
-    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], object]) -> PendingRequest:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Step) -> PendingRequest:
         """Answer a request; one that a client `retried` gets the answer of the first of its body."""
-        self.active_s = time.monotonic()
-        if self.over:
-            raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
+        self._check_open()
         task = self._replies.get(digest) if retried else None
         if task is None:
-            task = asyncio.ensure_future(self._answer(chat, digest))
+            task = asyncio.ensure_future(self._answer(chat, digest, step))
             self._replies.setdefault(digest, task)
             self._under_way.add(task)
             task.add_done_callback(self._on_done)
@@ -148,6 +152,46 @@ class AgentSession:
             self.counts["retried"] += 1
         # Who hangs up does not take the sample from a retry.
         return await asyncio.shield(task)
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """The answer of a server to a request to another of its APIs.
+
+        It is asked by the engine of the model that the request names, by the policy's for any other model.
+        """
+        self._check_open()
+        self._count()
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        task.add_done_callback(self._on_done)
+        body = parsed(request.body.decode("utf-8", "replace"))
+        name = body.get("model") if isinstance(body, dict) else None
+        role = self._role(str(name))
+        role = role if role in self.context.engines else POLICY
+        context = self.context.begin(role, len(self._requests) + 1)
+        engine, why = context.engine, "the weights are trained"
+        if not isinstance(engine, ServedEngine):
+            why = f"engine {engine.name!r} has no such API" if engine else "no engine answers"
+        if not isinstance(engine, ServedEngine) or (role == POLICY and isinstance(self.context.sampling, Sampling)):
+            words = f"{request.method} {request.path} is not answered, because {why}"
+            raise self._refusal(400 if engine else 404, "unsupported_parameter", words)
+        if isinstance(body, dict) and name in self.names:
+            # The engine knows its name on the server.
+            request = replace(request, body=json.dumps({**body, "model": None}).encode())
+        try:
+            reply = await engine.forward(replace(request, deadline_s=context.deadline_s))
+        except MidstreamError as failure:
+            self._fail(failure)
+            raise self._refusal(503, failure.code, f"the server cannot answer: {failure.what}") from failure
+        sent: JsonObject = {"method": request.method, "path": request.path, "name": name, "status": reply.status}
+        call = Call(role=request.path.partition("?")[0], engine=engine.name, usage=reply.usage, sent=sent)
+        self._forwarded.append(call)
+        return reply
+
+    def _check_open(self) -> None:
+        self.active_s = time.monotonic()
+        if self.over:
+            raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
 
     async def take_reward(self, body: object) -> None:
         """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
@@ -182,24 +226,31 @@ class AgentSession:
 
     # -- a request -------------------------------------------------------------------------------------------------
 
-    async def _answer(self, chat: ChatRequest, digest: str) -> PendingRequest:
-        role, every = chat.model, self.gateway.config.models.get("*")
-        if role in self.trained or (role not in self.context.engines and every is not None and every.train):
-            role = POLICY
-        elif role not in self.context.engines:
-            role = "*"
+    def _role(self, name: str) -> str:
+        """The role of the engine that answers under a name; "*" for any other name."""
+        every = self.gateway.config.models.get("*")
+        if name in self.trained or (name not in self.context.engines and every is not None and every.train):
+            return POLICY
+        return name if name in self.context.engines else "*"
+
+    def _count(self) -> None:
+        """Refuse a request beyond the limit of calls."""
+        if (asked := len(self._requests) + len(self._forwarded)) >= self.settings.max_calls:
+            # The agent's own doing: its run is scored.
+            self.limit = "turn_limit"
+            words = f"the agent has made {asked} calls, the most that agent.max_calls allows"
+            raise self._refusal(400, "call-limit", words)
+
+    async def _answer(self, chat: ChatRequest, digest: str, step: Step) -> PendingRequest:
+        role = self._role(chat.model)
         if role not in self.context.engines or chat.model == "*":
             names = ", ".join(self.names)
             raise self._refusal(404, "unknown-model", f"no model {chat.model!r:.100}; there are: {names}", "model")
         self._observe(chat.messages)
-        if len(self._requests) >= self.settings.max_calls:
-            # The agent's own doing: its run is scored.
-            self.limit = "turn_limit"
-            words = f"the agent has made {len(self._requests)} calls, the most that agent.max_calls allows"
-            raise self._refusal(400, "call-limit", words)
+        self._count()
         # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
         seed = derive_seed(self.context.seed, digest, self._same[digest])
-        sampling = self._sampling(chat, role, seed)
+        sampling = self._sampling(chat, role, seed, step)
         self._same[digest] += 1
         pending = PendingRequest(drafts=[Draft(index=len(self._requests) + 1)])
         self._requests.append(pending)
@@ -223,45 +274,55 @@ class AgentSession:
                 self._fail(failure)
             raise self._refusal(400, "context_length_exceeded", failure.what, "messages") from failure
         except MidstreamError as failure:
+            if isinstance(failure, EngineError) and failure.code == "request-refused" and request.options is not None:
+                # Of the agent's own request, unless it ends with it.
+                self.refused = failure
+                raise self._refusal(400, failure.code, failure.what) from failure
             self._fail(failure)
             raise self._refusal(503, failure.code, f"the model cannot answer: {failure.what}") from failure
+        self.refused = None
         context.emit("call", call)
         # Another request may have met a limit in the meantime.
         if self.limit == met:
             self.limit = None
-        parsed = parse_reply(call.completion, chat.tools, self.gateway.config.parser)
-        uses = parsed.tool_uses(f"{seed:016x}")
+        if call.reply:
+            text, thoughts, uses = parts_of(call.reply)
+        else:
+            own = parse_reply(call.completion, chat.tools, self.gateway.config.parser)
+            text, thoughts, uses = own.text, own.thoughts, own.tool_uses(f"{seed:016x}")
         pending.reply = ChatReply(
             id=f"{seed:016x}",
             model=chat.model,
             created=now(),
-            text=parsed.text,
-            thoughts=parsed.thoughts,
+            text=text,
+            thoughts=thoughts,
             tool_uses=uses,
             finish="length" if call.finish_reason == "length" else "stop",
             prompt_tokens=call.usage.prompt_tokens,
             completion_tokens=call.usage.completion_tokens,
+            body=call.reply,
         )
         for place, use in enumerate(uses):
             if place:
                 pending.drafts.append(Draft(index=pending.drafts[0].index))
             draft = pending.drafts[-1]
             draft.action = Action(tool=use.name, context=use.arguments)
-            draft.command = Command(tool=use.name, arguments=json.loads(use.arguments))
+            draft.command = command_of(use)
             draft.add("action", context.emit)
             draft.add("command", context.emit)
             self._tools[use.id] = (pending, draft)
         pending.done_s = time.monotonic()
         return pending
 
-    def _sampling(self, chat: ChatRequest, role: str, seed: int) -> dict[str, Any]:
+    def _sampling(self, chat: ChatRequest, role: str, seed: int, step: Step) -> dict[str, Any]:
         """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
         forced = self.context.sampling if role == POLICY else None
         own = chat.given
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
+        is_relayed = isinstance(engine, ServedEngine) and not is_trained
         name = find_changing(chat.options) or media_of(chat.messages)
-        if name is not None and (is_trained or not getattr(engine, "takes_options", False)):
+        if name is not None and not is_relayed:
             why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
             raise self._refusal(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
         if isinstance(forced, Sampling):
@@ -271,7 +332,11 @@ class AgentSession:
             own["temperature"] = forced
         values = {key: value for key, value in own.items() if key in Sampling.model_fields}
         sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
-        return {"sampling": sampling, "options": own, "seed": own.get("seed", seed)}
+        fields: dict[str, Any] = {"sampling": sampling, "seed": own.get("seed", seed), "options": own}
+        if is_relayed and chat.body is not None:
+            given = chat.body if forced is None else {**chat.body, "temperature": forced}
+            return fields | {"options": given, "relay": partial(_each, step) if chat.stream else None}
+        return fields | {"capped": own.pop("max_tokens", None) is not None}
 
     def _observe(self, messages: Sequence[Message]) -> None:
         """Find the answers of tools in the messages of a request."""
@@ -290,7 +355,7 @@ class AgentSession:
         if not self.failure.done():
             self.failure.set_result(failure)
 
-    def _on_done(self, task: asyncio.Task[PendingRequest]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         self.active_s = time.monotonic()
         if task.cancelled() or not (error := task.exception()) or isinstance(error, FormError):
@@ -309,6 +374,7 @@ class AgentSession:
         if not self.failure.done():
             self.failure.cancel()
         drafts: list[Draft] = []
+        record.closing_calls = tuple(self._forwarded)
         for pending in self._requests:
             if pending.call is not None:
                 self.counts["not delivered"] += not pending.delivered
@@ -317,7 +383,7 @@ class AgentSession:
                 pending.drafts[0].calls = [call]
                 drafts += pending.drafts
         if drafts and drafts[-1].action is None:
-            record.closing_calls = tuple(drafts.pop().calls)
+            record.closing_calls += tuple(drafts.pop().calls)
         for index, draft in enumerate(drafts, 1):
             draft.index = index
             draft.events[:0] = ["call" for _ in draft.calls]
@@ -329,6 +395,19 @@ def _checked_reward(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
     return float(value)
+
+
+def _each(step: Step, *pieces: JsonObject) -> None:
+    for piece in pieces:
+        step(piece)
+
+
+def command_of(use: FunctionCall) -> Command:
+    """A tool call of a reply; a server may have sent arguments that are no object."""
+    arguments = parsed(use.arguments)
+    if isinstance(arguments, dict):
+        return Command(tool=use.name, arguments=arguments)
+    return Command(tool=use.name, error="the arguments are not a JSON object")
 
 
 def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:

@@ -105,6 +105,9 @@ class SessionAgent(RecordedAgent):
             raise failure from None
         finally:
             await session.end(record)
+        if session.refused is not None:
+            # The server took none of its last requests: what it made of that is no answer.
+            raise session.refused
         if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
             raise agent_failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
         record.answer, record.final, record.reward = outcome.answer, outcome.answer or "", session.reward

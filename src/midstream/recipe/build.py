@@ -22,7 +22,7 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.components.component import Component, Context, Sandbox, Table, Wrappers, wrapper_config
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
-from midstream.core.engine import Engine, Weights
+from midstream.core.engine import Engine, ServedEngine, Weights
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
@@ -211,7 +211,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
             # Weights that change under one name would have replies of others; what is found costs no budget.
             trains = self.recipe.training is not None and name == self.recipe.training.weights
-            if self._replies is not None and component.type == "openai_compatible" and not trains:
+            if self._replies is not None and isinstance(engine, ServedEngine) and not trains:
                 engine = CachedEngine(engine, _asked_model(component), self._replies)
                 self.opened.append(engine)
             self._asked[name] = engine

@@ -26,7 +26,15 @@ from pydantic import Field
 
 from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Frozen, Settings
-from midstream.core.engine import Codec, Engine, LockstepEngine, Request
+from midstream.core.engine import (
+    Codec,
+    Engine,
+    ForwardedReply,
+    ForwardedRequest,
+    LockstepEngine,
+    Request,
+    ServedEngine,
+)
 from midstream.core.errors import BudgetError, EngineError, UsageError
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
@@ -284,7 +292,6 @@ class BudgetedEngine:
     ) -> None:
         self.engine, self.budget = engine, budget
         self.name, self.token_exact = engine.name, engine.token_exact
-        self.takes_options = getattr(engine, "takes_options", False)
         self._price_prompt, self._price_completion = price_prompt, price_completion
 
     @property
@@ -301,10 +308,9 @@ class BudgetedEngine:
         """Answer a request; raises `BudgetError` if its upper bound has no room."""
         if request.max_tokens is None and {"tokens", "cost_usd"} & _amounts(self.budget.limits).keys():
             # Without a limit of its own a reply has no upper bound.
-            limit = {"max_tokens": request.sampling.max_tokens}
-            request = replace(request, options={**(request.options or {}), **limit})
-        prompt = prompt_bound(request)
-        bound = self._priced(prompt, request.sampling.max_tokens)
+            request = replace(request, capped=True)
+        prompt, replies = prompt_bound(request), (request.options or {}).get("n")
+        bound = self._priced(prompt, request.sampling.max_tokens * (replies if isinstance(replies, int) else 1))
         asked = _asked.get() or _Asked()
         try:
             number = await self.budget.reserve(request.role, bound, wait=self.waits)
@@ -339,6 +345,27 @@ class BudgetedEngine:
     def _priced(self, prompt: int, completion: int) -> Spent:
         cost_usd = (prompt * self._price_prompt + completion * self._price_completion) / 1e6
         return Spent(calls=1, tokens=prompt + completion, cost_usd=cost_usd)
+
+
+class ServedBudgetedEngine(BudgetedEngine):
+    """An engine with a server, whose other APIs are counted too. What a server does not count is free of tokens."""
+
+    engine: ServedEngine
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """Pass a request on; raises `BudgetError` if its upper bound has no room."""
+        number = await self.budget.reserve("", self._priced(len(request.body), 0), wait=True)
+        used: Spent | None = None
+        try:
+            found = await self.engine.forward(request)
+            tokens = found.usage.prompt_tokens + found.usage.completion_tokens
+            used = Spent(calls=1, tokens=tokens, cost_usd=found.usage.cost_usd)
+            return found
+        except EngineError:
+            used = Spent(calls=1)
+            raise
+        finally:
+            self.budget.settle(number, used)
 
 
 class LockstepBudgetedEngine(BudgetedEngine):
@@ -393,7 +420,11 @@ def budgeted(
     engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
 ) -> BudgetedEngine:
     """Put an engine behind a budget."""
-    kind = LockstepBudgetedEngine if isinstance(engine, LockstepEngine) else BudgetedEngine
+    kind = BudgetedEngine
+    if isinstance(engine, LockstepEngine):
+        kind = LockstepBudgetedEngine
+    elif isinstance(engine, ServedEngine):
+        kind = ServedBudgetedEngine
     return kind(engine, budget, price_prompt=price_prompt, price_completion=price_completion)
 
 

@@ -30,8 +30,8 @@ import aiohttp
 from pydantic import JsonValue
 from yarl import URL
 
-from midstream.core.data import JsonObject
-from midstream.core.engine import Codec, Request, Weights
+from midstream.core.data import JsonObject, unfit
+from midstream.core.engine import Codec, ForwardedReply, ForwardedRequest, Request, Weights
 from midstream.core.errors import (
     DeadlineError,
     EngineError,
@@ -57,6 +57,7 @@ from midstream.engines.openai.reply import (
     may_pass,
     no_token_ids,
     reported_error,
+    usage_in,
 )
 from midstream.engines.openai.server import (
     ADAPTERS_KEPT,
@@ -82,7 +83,6 @@ _SHORTEST_SECRET = 12
 _WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 _HEADERS = {
-    "Content-Type": "application/json",
     "Accept": "application/json, text/event-stream",
     "Accept-Encoding": "identity",
     "User-Agent": f"midstream/{__version__}",
@@ -110,22 +110,22 @@ def encode_request(
     limit = config.limit_field if chat else "max_tokens"
     options = request.options
     if options is None:
-        options = {"temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens}
+        options = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     fields: dict[str, JsonValue] = {"model": model, **options}
     fields.setdefault("seed", request.seed % 2**31)
-    if fields.pop("max_tokens", None):
+    if request.options is None or request.capped:
         fields[limit] = sampling.max_tokens
     for name in PROVIDERS[config.provider].unsent:
         if name not in (request.options or ()) and (name != "top_p" or sampling.top_p == 1):
             fields.pop(name, None)
-    if sampling.stop:
+    if sampling.stop and "stop" not in fields:
         fields["stop"] = list(sampling.stop)
     if config.token_ids:
         fields |= {"return_token_ids": True, "logprobs": True if chat else 1} | _WHOLE_DISTRIBUTION
         # Otherwise vLLM may write out a message's end token.
         if request.keep_stop and sampling.stop:
             fields["include_stop_str_in_output"] = True
-    if config.stream:
+    if config.stream or request.relay is not None:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sent = fields | config.extra_body
     body = dict(sent)
@@ -134,8 +134,8 @@ def encode_request(
         schema: JsonValue = {"name": name, "schema": dict(request.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         sent["json_schema"] = name
-    if chat and request.tools and "tools" not in body:
-        body["tools"] = [dict(tool) for tool in request.tools]
+    if chat and request.tools and "tools" not in config.extra_body:
+        body.setdefault("tools", [dict(tool) for tool in request.tools])
         sent["tools"] = len(request.tools)
     if chat and "messages" not in body:
         foreign = any(message.fields for message in request.messages)
@@ -159,8 +159,6 @@ class OpenAICompatibleEngine:
 
     With `codec` set, prompts are sent as the token ids that it gives; a server that reads other ids is an error.
     """
-
-    takes_options = True
 
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self.config, self.name = config, name
@@ -189,19 +187,30 @@ class OpenAICompatibleEngine:
         failures: list[str] = []
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
         error: EngineError | DeadlineError
+        what, relayed = f"{self.name} at {self._base_url}", False
+
+        def relay(*pieces: JsonObject) -> None:
+            nonlocal relayed
+            if request.relay is not None:
+                relayed = True
+                request.relay(*pieces)
 
         async def attempt() -> CheckedReply:
             try:
-                return await self._attempt(out, request)
+                return await self._attempt(out, replace(request, relay=request.relay and relay))
             except TransientError as failure:
                 failures.append(str(failure))
+                if relayed:
+                    # What the agent has of the stream cannot be taken back.
+                    words, fix = f"{what} broke off a stream: {failure}", "look at the server's log"
+                    raise EngineError(words, code="endpoint-failed", fix=fix) from failure
                 request.emit("retry", str(failure))
                 raise
 
         try:
             async with asyncio.timeout(deadline_s):
                 await self._context.check(request, ids)
-                reply = await self._retry(attempt, f"{self.name} at {self._base_url}", request)
+                reply = await self._retry(attempt, what, request)
             if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
                 pairs = enumerate(zip(ids, reply.prompt_ids, strict=False))
                 same = next((i for i, (sent, read) in pairs if sent != read), len(reply.prompt_ids))
@@ -240,6 +249,36 @@ class OpenAICompatibleEngine:
                 return checked_vectors(await self._read_object(response, self._model), len(texts))
 
         return await self._retry(attempt, f"{self.name} at {self._base_url}")
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedReply:
+        """The server's answer to a request to another of its APIs, as it is.
+
+        Raises as `sample`: for a key that is refused, an account that is empty, and what repeating does not cure.
+        """
+        asked, body = decode_body(request.body), request.body
+        if asked.get("model", "") is None:
+            body = json.dumps({**asked, "model": self._model}).encode()
+
+        async def attempt() -> ForwardedReply:
+            session, slots = await self._endpoint.join(self, self.config.max_concurrency)
+            sent = self._send(session, request.path, body, request.method, request.content_type)
+            async with slots, sent as (response, _):
+                answer = bytes(await _read_body(response))
+            data, status = decode_body(answer), response.status
+            if may_pass(status) or status in (401, 402, 403):
+                self._check(status, data, answer, self._model, retry_after_s(response.headers))
+            self._refuse_key_in(answer.decode("latin-1"))
+            kind = response.headers.get("content-type", "application/octet-stream")
+            return ForwardedReply(status=status, content_type=kind, body=answer, usage=usage_in(data))
+
+        what = f"{self.name} at {self._base_url}"
+        deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._retry(attempt, what)
+        except TimeoutError as failure:
+            late = f"{what} gave no answer to {request.method} {request.path} before the deadline"
+            raise DeadlineError(late, code="deadline", fix="raise the trajectory's deadline") from failure
 
     async def use_weights(self, weights: Weights) -> None:
         """Sample from the newest weights: the server loads them as a LoRA adapter, and unloads older ones.
@@ -323,14 +362,17 @@ class OpenAICompatibleEngine:
             if not streamed.done:
                 raise
         try:
-            reply = checked_reply(streamed.whole() if data is None else data, token_ids=self.config.token_ids)
+            whole = streamed.whole() if data is None else data
+            reply = checked_reply(whole, token_ids=self.config.token_ids)
         except UnsupportedError as failure:
             if not self._exact:
                 raise
             # It gave ids before, so this is one broken answer.
             raise TransientError(failure.what) from failure
         self._replied, self._exact = True, self.config.token_ids
-        self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
+        self._refuse_key_in(json.dumps(whole, ensure_ascii=False))
+        if request.options is not None and not self.config.token_ids and not unfit(whole):
+            reply = replace(reply, body=whole)
         # This server does not stream: all text at once.
         if data is not None and self.config.stream:
             request.emit("text", reply.text)
@@ -354,6 +396,8 @@ class OpenAICompatibleEngine:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
         # Bytes; text that may be the beginning of the key, which no screen may show.
         received, held = 0, ""
+        # Of an agent that streams; they wait where text is held.
+        pieces: list[JsonObject] = []
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self.config.timeout_s
         latest = now() + _STREAM_TIMEOUTS * timeout_s
 
@@ -375,6 +419,12 @@ class OpenAICompatibleEngine:
             if shown:
                 request.emit("text", held[:shown])
             held = held[shown:]
+            if request.relay is not None:
+                pieces.append(chunk)
+                if not held:
+                    self._refuse_key_in(json.dumps(pieces, ensure_ascii=False))
+                    request.relay(*pieces)
+                    pieces.clear()
 
         async for chunk in response.content.iter_any():
             received += len(chunk)
@@ -386,10 +436,17 @@ class OpenAICompatibleEngine:
             take(event)
         if held:
             request.emit("text", held)
+        if pieces and request.relay is not None:
+            request.relay(*pieces)
 
     @asynccontextmanager
     async def _send(
-        self, session: aiohttp.ClientSession, path: str, body: bytes
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        body: bytes,
+        method: str = "POST",
+        content_type: str = "application/json",
     ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
         """Send one request; its answer can be read in the block, which has `timeout_s` seconds.
 
@@ -402,11 +459,13 @@ class OpenAICompatibleEngine:
                 code="key-invalid",
                 fix=f"export {self.config.api_key_env}=<your key>",
             )
-        headers = _HEADERS | self.config.key_header()
+        headers = {"Content-Type": content_type} | _HEADERS | self.config.key_header()
         # Sent as it is written.
         url = URL(f"{self._base_url}/{path}", encoded=True)
         # A redirect could carry the key to another server.
-        sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
+        sent = session.request(
+            method, url, data=body or None, headers=headers, allow_redirects=False, auto_decompress=False
+        )
         try:
             async with asyncio.timeout(self.config.timeout_s) as clock, sent as response:
                 self._reached = True
@@ -502,6 +561,7 @@ class OpenAICompatibleEngine:
             finish_reason=reply.finish_reason,
             usage=usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage,
             sent=out.sent,
+            reply=reply.body,
             failures=tuple(failures),
             error=error,
         )

@@ -17,7 +17,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeGuard
 
@@ -26,7 +26,7 @@ from pydantic import JsonValue
 from midstream.core.data import JsonObject
 from midstream.core.errors import TransientError, UnsupportedError
 from midstream.core.tool_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
-from midstream.core.trajectory import Message
+from midstream.core.trajectory import Message, Usage
 
 # vLLM, SGLang, llama.cpp, Ollama, OpenRouter, Mistral and DeepSeek; vLLM and xAI; Anthropic; Gemini; TGI; DashScope.
 _TOO_LONG = re.compile(
@@ -39,6 +39,7 @@ _ROUNDING = 1e-3
 _RETRIED_STATUS = {408, 409, 425, 429}
 # Of an embedding: squares of such numbers can be added.
 _LARGEST_VALUE = 1e30
+_USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
 # The names of functions that OpenAI accepts.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities.
@@ -63,6 +64,8 @@ class CheckedReply:
     prompt_ids: tuple[int, ...] = ()
     completion_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    # The whole answer, where it is for an agent of another program.
+    body: JsonObject = field(default_factory=dict)
 
 
 def decode_body(body: bytes | bytearray) -> JsonObject:
@@ -107,8 +110,7 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise TransientError("the answer holds no choice" if data else "the answer is cut off or not JSON")
     choice = choices[0]
-    usage = data.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
+    usage = usage_in(data)
     finish_reason = choice.get("finish_reason")
     # OpenRouter's, where a provider broke down in the middle.
     if finish_reason == "error":
@@ -130,8 +132,8 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
     return CheckedReply(
         text=_valid_unicode(text),
         finish_reason=_valid_unicode(finish_reason) if isinstance(finish_reason, str) else "",
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        completion_tokens=_count(usage.get("completion_tokens")),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
         **exact,
     )
 
@@ -174,6 +176,13 @@ def no_token_ids(seen: str) -> UnsupportedError:
 def _valid_unicode(text: str) -> str:
     """JSON can spell lone surrogates, which no file can hold."""
     return text.encode("utf-8", "replace").decode()
+
+
+def usage_in(data: Mapping[str, JsonValue]) -> Usage:
+    """The tokens that an answer says were used, in the words of chat completions or of the Responses API."""
+    usage = data.get("usage")
+    counts = [usage.get(a, usage.get(b)) for a, b in _USAGE] if isinstance(usage, dict) else [0, 0]
+    return Usage(prompt_tokens=_count(counts[0]), completion_tokens=_count(counts[1]))
 
 
 def _count(value: object) -> int:

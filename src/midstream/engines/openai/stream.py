@@ -21,7 +21,6 @@ from pydantic import JsonValue
 
 from midstream.core.data import JsonObject
 from midstream.core.errors import TransientError
-from midstream.engines.openai.reply import listed_logprobs
 
 DONE = "[DONE]"
 # Bytes, which bound all that is kept. Most are the events' own: 400 for a token with its id and log-probability.
@@ -63,64 +62,90 @@ class EventParser:
 
 
 class StreamedReply:
-    """The first choice of a stream, as its pieces arrive; `done` once the server has marked its end."""
+    """A stream, as its pieces arrive; `done` once the server has marked its end."""
 
     def __init__(self) -> None:
         self.done = False
         self._body: JsonObject = {}
-        self._text: dict[str, list[str]] = {}
-        self._calls = StreamedCalls()
-        self._finish_reason: str | None = None
-        self._token_ids: list[JsonValue] = []
-        self._logprobs: list[JsonValue] = []
+        self._choices: dict[int, _StreamedChoice] = {}  # by index
 
     def add(self, chunk: JsonObject) -> str:
-        """Add one event's object; returns the piece of text in it."""
-        usage = chunk.get("usage")
+        """Add one event's object; returns the piece of the first choice's text in it."""
+        self._body |= {key: value for key, value in chunk.items() if key not in ("choices", "usage", "object")}
+        usage, choices, emitted = chunk.get("usage"), chunk.get("choices"), ""
         if isinstance(usage, dict):
-            self._body["usage"] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-        choices = chunk.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else {}
-        if not isinstance(choice, dict) or choice.get("index", 0) != 0:
-            return ""
-        prompt_ids = chunk.get("prompt_token_ids") or choice.get("prompt_token_ids")
-        if prompt_ids:
-            self._body["prompt_token_ids"] = prompt_ids
-        finish_reason, token_ids = choice.get("finish_reason"), choice.get("token_ids")
-        if isinstance(finish_reason, str):
-            self._finish_reason = finish_reason
-            # `transformers serve` sends no [DONE].
-            self.done = self.done or isinstance(usage, dict)
-        if isinstance(token_ids, list):
-            self._token_ids += token_ids
-        self._logprobs += listed_logprobs(choice) or ()
-        delta = choice.get("delta")
-        fields = delta if isinstance(delta, dict) else {}
-        self._calls.add(fields.get("tool_calls"))
-        fields = fields | {"text": choice.get("text")}
-        emitted = ""
-        for kind in ("content", "text", "refusal", "reasoning_content", "reasoning"):
-            piece = fields.get(kind)
-            if isinstance(piece, str):
-                self._text.setdefault(kind, []).append(piece)
-                if kind in ("content", "text") or (kind == "refusal" and "content" not in self._text):
-                    emitted += piece
+            self._body["usage"] = usage
+        for choice in choices if isinstance(choices, list) else ():
+            index = choice.get("index", 0) if isinstance(choice, dict) else None
+            if isinstance(choice, dict) and isinstance(index, int):
+                text = self._choices.setdefault(index, _StreamedChoice()).add(choice)
+                emitted += text if index == 0 else ""
+                # `transformers serve` sends no [DONE].
+                self.done |= index == 0 and choice.get("finish_reason") is not None and isinstance(usage, dict)
         return emitted
 
     def whole(self) -> JsonObject:
         """The body that the same reply has without streaming. Raises `TransientError` if the stream ended too early."""
-        if not self.done or self._finish_reason is None:
-            raise TransientError("the stream was cut off" if self._text else "the stream ended without a reply")
-        joined = {kind: "".join(pieces) for kind, pieces in self._text.items()}
-        choice: JsonObject = {"finish_reason": self._finish_reason, "token_ids": self._token_ids}
-        choice["logprobs"] = {"token_logprobs": self._logprobs}
+        first = self._choices.get(0, _StreamedChoice())
+        if not self.done or first.finish_reason is None:
+            raise TransientError("the stream was cut off" if first.text else "the stream ended without a reply")
+        choices: list[JsonValue] = [{"index": at, **choice.whole()} for at, choice in sorted(self._choices.items())]
+        return {**self._body, "object": "chat.completion", "choices": choices}
+
+
+class _StreamedChoice:
+    """One choice of a stream."""
+
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None
+        self.text: dict[str, list[str]] = {}
+        self._calls = StreamedCalls()
+        self._fields: JsonObject = {"token_ids": []}
+        self._message: JsonObject = {}
+        self._logprobs: JsonObject = {}
+
+    def add(self, choice: JsonObject) -> str:
+        """Add a piece; returns its text."""
+        delta, logprobs, reason = choice.get("delta"), choice.get("logprobs"), choice.get("finish_reason")
+        if isinstance(reason, str):
+            self.finish_reason = reason
+        if isinstance(logprobs, dict):
+            _extend(self._logprobs, logprobs)
+        if choice.get("prompt_token_ids"):
+            self._fields["prompt_token_ids"] = choice["prompt_token_ids"]
+        if isinstance(choice.get("token_ids"), list):
+            _extend(self._fields, {"token_ids": choice["token_ids"]})
+        emitted = ""
+        message = {**delta} if isinstance(delta, dict) else {}
+        self._calls.add(message.pop("tool_calls", None))
+        for kind, piece in {**message, "text": choice.get("text")}.items():
+            if isinstance(piece, str) and kind != "role":
+                self.text.setdefault(kind, []).append(piece)
+                if kind in ("content", "text") or (kind == "refusal" and "content" not in self.text):
+                    emitted += piece
+            elif piece is not None:
+                _extend(self._message, {kind: piece})
+        return emitted
+
+    def whole(self) -> JsonObject:
+        """The choice as a server sends it that does not stream."""
+        joined: JsonObject = {kind: "".join(pieces) for kind, pieces in self.text.items()}
+        found: JsonObject = {**self._fields, "finish_reason": self.finish_reason}
+        found["logprobs"] = self._logprobs or None
         if "text" in joined:
-            choice["text"] = joined["text"]
-        else:
-            thought = "" if "reasoning_content" in joined or "reasoning" in joined else None
-            message: JsonObject = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
-            choice["message"] = {**message, "tool_calls": [*self._calls.whole()]}
-        return {**self._body, "choices": [choice]}
+            return {**found, "text": joined["text"]}
+        thought = "" if "reasoning_content" in joined or "reasoning" in joined else None
+        message: JsonObject = {"role": "assistant", "content": thought, "refusal": None, **self._message, **joined}
+        if calls := self._calls.whole():
+            message["tool_calls"] = [*calls]
+        return {**found, "message": message}
+
+
+def _extend(fields: JsonObject, more: JsonObject) -> None:
+    """Add values to `fields`: pieces of a list follow one another, of other values the last counts."""
+    for key, value in more.items():
+        before = fields.get(key)
+        fields[key] = [*before, *value] if isinstance(before, list) and isinstance(value, list) else value
 
 
 @dataclass(slots=True)
@@ -158,7 +183,14 @@ class StreamedCalls:
 
     def whole(self) -> list[JsonObject]:
         """The calls as a server sends them that does not stream."""
-        return [{"function": {"name": call.name or None, "arguments": "".join(call.arguments)}} for call in self._calls]
+        return [
+            {
+                "id": call.identifier,
+                "type": "function",
+                "function": {"name": call.name or None, "arguments": "".join(call.arguments)},
+            }
+            for call in self._calls
+        ]
 
 
 def event_object(event: str) -> JsonObject:
