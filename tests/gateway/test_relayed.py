@@ -15,7 +15,7 @@ from midstream.components.agent_record import RunRecord
 from midstream.core.trajectory import Sampling
 from midstream.engines.cached import CachedEngine, ReplyFile
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.runs.budget import Budget, BudgetConfig, budgeted
+from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, budgeted
 from support.gateway_sessions import Model, ask, chat, client, open_session, run_agent
 
 Answer = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
@@ -357,3 +357,23 @@ def test_a_budget_of_tokens_limits_what_the_agent_leaves_open():
                 return [{key: body[key] for key in body if "max" in key} for _, body in received]
 
     assert asyncio.run(both()) == [{"max_tokens": 2048}, {"max_completion_tokens": 5}]
+
+
+def test_a_run_through_the_gateway_is_counted_once():
+    budget = Budget(BudgetConfig(cost_usd=1e6))
+
+    async def solve(task, session):
+        async with client() as http:
+            await ask(http, session.base_url, chat("a"))
+            async with http.post(f"{session.base_url}/embeddings", json={"model": session.model, "input": "a"}):
+                return "right"
+
+    async def both():
+        async with served(whole) as (engine, _):
+            engine.config = engine.config.model_copy(update={"price_prompt_usd": 1e5, "price_completion_usd": 1e5})
+            limited = budgeted(engine, budget, price_prompt=1e5, price_completion=1e5)
+            return await run_agent(solve, limited, wrap=lambda agent: BudgetedAgent(agent, budget))
+
+    [trajectory] = asyncio.run(both())
+    spent = budget.spent()
+    assert (spent.calls, spent.cost_usd, trajectory.cost_usd) == (2, 1.4, 1.4)

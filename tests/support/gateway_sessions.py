@@ -74,6 +74,7 @@ async def run_agent(
     concurrency: int = 64,
     deadline_s: float | None = None,
     tools: Sequence[Any] = (),
+    wrap: Callable[[Any], Any] = lambda agent: agent,
     **settings: Any,
 ) -> list[Trajectory]:
     """The trajectories of a function, or of a command given as a sequence of words."""
@@ -85,7 +86,7 @@ async def run_agent(
     made = config.build(None)
     made.gateway.config = serve or ServeConfig()
     environment = Environment(
-        agent=made,
+        agent=wrap(made),
         tools=tools,
         engines={"policy": engine or Model()},
         reward=Right(),

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -94,6 +95,8 @@ class AgentSession:
         self.ended: asyncio.Future[Outcome] | None = None
         # Why such a session could not be recorded, or "".
         self.recorded: asyncio.Task[str] | None = None
+        # Of the run, whose budget counts what its requests cost.
+        self._variables = copy_context()
         self._requests: list[PendingRequest] = []
         # The first of each body.
         self._replies: dict[str, asyncio.Task[PendingRequest]] = {}
@@ -144,7 +147,7 @@ class AgentSession:
         self._check_open()
         task = self._replies.get(digest) if retried else None
         if task is None:
-            task = asyncio.ensure_future(self._answer(chat, digest, step))
+            task = self.loop.create_task(self._answer(chat, digest, step), context=self._variables)
             self._replies.setdefault(digest, task)
             self._under_way.add(task)
             task.add_done_callback(self._on_done)
@@ -179,7 +182,8 @@ class AgentSession:
             # The engine knows its name on the server.
             request = replace(request, body=json.dumps({**body, "model": None}).encode())
         try:
-            reply = await engine.forward(replace(request, deadline_s=context.deadline_s))
+            asked = engine.forward(replace(request, deadline_s=context.deadline_s))
+            reply = await self.loop.create_task(asked, context=self._variables)
         except MidstreamError as failure:
             self._fail(failure)
             raise self._refusal(503, failure.code, f"the server cannot answer: {failure.what}") from failure

@@ -355,11 +355,12 @@ class ServedBudgetedEngine(BudgetedEngine):
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
         """Pass a request on; raises `BudgetError` if its upper bound has no room."""
         number = await self.budget.reserve("", self._priced(len(request.body), 0), wait=True)
-        used: Spent | None = None
+        asked, used = _asked.get() or _Asked(), None
         try:
             found = await self.engine.forward(request)
             tokens = found.usage.prompt_tokens + found.usage.completion_tokens
             used = Spent(calls=1, tokens=tokens, cost_usd=found.usage.cost_usd)
+            asked.cost_usd += used.cost_usd
             return found
         except EngineError:
             used = Spent(calls=1)
