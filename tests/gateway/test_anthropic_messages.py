@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from midstream.gateway.anthropic_messages import error, events, read, write
+from midstream.gateway.anthropic_messages import Stream, error, read, write
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 
 ADD = {
@@ -180,7 +180,7 @@ def test_a_reply(full: ChatReply) -> None:
 
 
 def test_a_stream_adds_up_to_the_reply(full: ChatReply) -> None:
-    start, *blocks, delta, stop = data_of(events(full, read(asked(stream=True))))
+    start, *blocks, delta, stop = data_of(Stream(read(asked(stream=True))).end(full))
     message = start["message"]
     for data in blocks:
         if data["type"] == "content_block_start":

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.gateway.chat_completions import events, read, write
+from midstream.gateway.chat_completions import Stream, read, write
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
@@ -203,7 +203,7 @@ def test_a_reply_is_one_of_the_library(full: ChatReply) -> None:
 def test_a_stream_adds_up_to_the_reply(full: ChatReply, include_usage: bool) -> None:
     chat = pytest.importorskip("openai.types.chat")
     request = read(asked(stream=True, stream_options={"include_usage": include_usage}))
-    chunks = [chat.ChatCompletionChunk.model_validate(data, strict=True) for data in data_of(events(full, request))]
+    chunks = [chat.ChatCompletionChunk.model_validate(data, strict=True) for data in data_of(Stream(request).end(full))]
     if include_usage:
         last = chunks.pop()
         assert (last.choices, last.usage.total_tokens) == ([], 14)

@@ -43,7 +43,7 @@ def address(full: ChatReply) -> Iterator[str]:
                     "event-stream",
                 )
             else:
-                blocks = api.heartbeat.join(["", *api.events(full, asked)])
+                blocks = api.heartbeat.join(["", *api.Stream(asked).end(full)])
                 self.answer(200, blocks, "event-stream")
 
         def answer(self, status: int, text: str, kind: str = "json") -> None:

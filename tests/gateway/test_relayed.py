@@ -156,44 +156,52 @@ def pieces() -> list[dict[str, Any]]:
     return [*found, {**base, "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 8}}]
 
 
+async def read_stream(http: Any, url: str, body: Any, arrived: asyncio.Event) -> list[str]:
+    """The data of a stream's events; each sets `arrived`."""
+    found = []
+    async with http.post(url, json=body) as reply:
+        async for line in reply.content:
+            if line.startswith(b"data: "):
+                found.append(line[6:].strip().decode())
+                arrived.set()
+    return found
+
+
+def streamed(arrived: asyncio.Event) -> Answer:
+    """A server that sends a piece only when the agent has the one before."""
+
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces():
+            arrived.clear()
+            await response.write(f"data: {json.dumps(piece)}\n\n".encode())
+            # Those of the second choice, and the last, are for chat completions only.
+            if piece["choices"] and piece["choices"][0]["index"] == 0 and piece["choices"][0]["delta"]:
+                await asyncio.wait_for(arrived.wait(), 20)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return answer
+
+
 def test_a_stream_passes_piece_by_piece(tmp_path):
     """The agent has a piece before the server sends the next; a kept reply streams too."""
 
     async def both():
         arrived = asyncio.Event()
-
-        async def streamed(request: web.Request, body: Any) -> web.StreamResponse:
-            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-            await response.prepare(request)
-            for piece in pieces():
-                arrived.clear()
-                await response.write(f"data: {json.dumps(piece)}\n\n".encode())
-                if piece["choices"]:
-                    await asyncio.wait_for(arrived.wait(), 20)
-            await response.write(b"data: [DONE]\n\n")
-            return response
-
-        async def read(http: Any, url: str) -> list[Any]:
-            found = []
-            body = chat("2 + 3?", stream=True, n=2)
-            async with http.post(f"{url}/v1/chat/completions", json=body) as reply:
-                async for line in reply.content:
-                    if line.startswith(b"data: "):
-                        found.append(line[6:].strip().decode())
-                        arrived.set()
-            return found
-
-        async with served(streamed) as (engine, received):
+        async with served(streamed(arrived)) as (engine, received):
             cached = CachedEngine(engine, {"model": "m"}, ReplyFile(tmp_path))
-            async with open_session(cached) as (_, session, url), client() as http:
-                first = await read(http, url)
-                [call] = session.calls
-            async with open_session(cached) as (_, _, url), client() as http:
-                again = await read(http, url)
+            found = []
+            for _ in range(2):
+                async with open_session(cached) as (_, session, url), client() as http:
+                    body = chat("2 + 3?", stream=True, n=2)
+                    found.append(await read_stream(http, f"{url}/v1/chat/completions", body, arrived))
+                    [call] = session.calls
             await cached.close()
-            return first, again, call, received
+            return found, call, received
 
-    first, again, call, received = asyncio.run(both())
+    (first, again), call, received = asyncio.run(both())
     assert len(received) == 1
     assert received[0][1]["stream_options"] == {"include_usage": True}
     # The usage is for those who ask for it.
@@ -208,6 +216,46 @@ def test_a_stream_passes_piece_by_piece(tmp_path):
     seen = [json.loads(text)["choices"][0] for text in again[:-1]]
     assert "".join(choice["delta"].get("content") or "" for choice in seen if choice["index"] == 1) == "five"
     assert [choice["finish_reason"] for choice in seen if choice["finish_reason"]] == ["tool_calls"] * 2
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        ("responses", {"input": "2 + 3?"}),
+        ("messages", {"max_tokens": 50, "messages": [{"role": "user", "content": "2 + 3?"}]}),
+    ],
+)
+def test_a_stream_of_chat_completions_passes_in_the_form_of_other_apis(api, body):
+    async def both():
+        arrived = asyncio.Event()
+        async with (
+            served(streamed(arrived)) as (engine, received),
+            open_session(engine) as (_, session, url),
+            client() as http,
+        ):
+            asked = {"model": "policy", "stream": True, **body}
+            return await read_stream(http, f"{url}/v1/{api}", asked, arrived), session.calls, received
+
+    found, [call], [(path, sent)] = asyncio.run(both())
+    events = [json.loads(text) for text in found]
+    texts: dict[str, str] = {}
+    for event in events:
+        delta = event.get("delta")
+        if event["type"] == "content_block_delta":
+            (kind, piece) = next((key, value) for key, value in delta.items() if key != "type")
+            texts[kind] = texts.get(kind, "") + piece
+        elif isinstance(delta, str):
+            texts[event["type"]] = texts.get(event["type"], "") + delta
+    assert [*texts.values()] == ["2 and 3.", "five", '{"a": 2}']
+    assert (path, sent["stream"], call.usage.completion_tokens) == ("/v1/chat/completions", True, 8)
+    if api == "responses":
+        assert events[-1]["type"] == "response.completed"
+        assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
+        assert events[-1]["response"]["output"][2]["call_id"] == "call_x"
+        assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    else:
+        assert [event["index"] for event in events if event["type"] == "content_block_start"] == [0, 1, 2]
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
 def test_a_stream_that_breaks_off_fails_the_run_and_is_not_asked_again():

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError
-from midstream.gateway.responses import events, read, write
+from midstream.gateway.responses import Stream, read, write
 
 ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 
@@ -166,7 +166,7 @@ def test_a_reply_is_one_of_the_library(full: ChatReply) -> None:
 def test_a_stream_adds_up_to_the_reply(full: ChatReply) -> None:
     library = pytest.importorskip("openai.types.responses")
     event = TypeAdapter(library.ResponseStreamEvent)
-    data = data_of(events(full, read(asked(stream=True))))
+    data = data_of(Stream(read(asked(stream=True))).end(full))
     found = [event.validate_python(item, strict=True) for item in data]
     assert [item.sequence_number for item in found] == list(range(len(found)))
     assert [item.type for item in found[:3]] == [

@@ -123,31 +123,64 @@ def write(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
+class Stream:
     """The stream of a reply, in server-sent events."""
 
-    def event(kind: str, **fields: object) -> str:
-        return forms.sse({"type": kind, **fields}, kind)
+    def __init__(self, chat: ChatRequest) -> None:
+        self._chat, self._begun = chat, False
+        # The kind of the open block, and its place.
+        self._open, self._index = "", -1
 
-    message = write(reply)
-    usage = message["usage"]
-    yield event(
-        "message_start", message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
-    )
-    uses = iter(reply.tool_uses)
-    for index, block in enumerate(message["content"]):
-        if block["type"] == "tool_use":
-            begun, key, kind, text = {"input": {}}, "partial_json", "input_json_delta", next(uses).arguments
-        else:
+    def add(self, chunk: JsonObject) -> Iterator[str]:
+        """A piece of a server's stream of a chat completion."""
+        if not self._begun:
+            yield self._begin(str(chunk.get("id")), 0)
+        yield from self._add(forms.first_delta(chunk))
+
+    def end(self, reply: ChatReply) -> Iterator[str]:
+        """What is left of the reply, and the end."""
+        if not self._begun:
+            yield self._begin(reply.id, reply.prompt_tokens)
+            for delta in forms.deltas_of(reply):
+                yield from self._add(delta)
+        yield from self._close()
+        message = write(reply)
+        ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", delta=ended, usage=message["usage"])
+        yield _event("message_stop")
+
+    def _begin(self, identifier: str, prompt_tokens: int) -> str:
+        self._begun = True
+        none: Any = {"created": 0, "text": "", "finish": "stop", "completion_tokens": 0}
+        empty = write(ChatReply(id=identifier, model=self._chat.model, prompt_tokens=prompt_tokens, **none))
+        return _event("message_start", message=empty | {"content": [], "stop_reason": None})
+
+    def _add(self, delta: JsonObject) -> Iterator[str]:
+        """The events of a delta; the first piece of a kind or call begins a block."""
+        for piece in forms.pieces_of(delta):
             # The field with the text of a text block is "text", of a thinking block "thinking".
-            key = block["type"]
-            begun, kind, text = {key: ""}, f"{key}_delta", block[key]
-        yield event("content_block_start", index=index, content_block=block | begun)
-        yield event("content_block_delta", index=index, delta={"type": kind, key: text})
-        yield event("content_block_stop", index=index)
-    ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
-    yield event("message_delta", delta=ended, usage=usage)
-    yield event("message_stop")
+            key = "thinking" if piece.kind == "thoughts" else "text"
+            block, change = {"type": key, key: ""}, {"type": f"{key}_delta", key: piece.text}
+            if piece.kind == "call":
+                block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+                change = {"type": "input_json_delta", "partial_json": piece.text}
+            elif key == "thinking":
+                block["signature"] = ""
+            if piece.begins or piece.kind != self._open:
+                yield from self._close()
+                self._open, self._index = piece.kind, self._index + 1
+                yield _event("content_block_start", index=self._index, content_block=block)
+            if piece.text or piece.kind != "call":
+                yield _event("content_block_delta", index=self._index, delta=change)
+
+    def _close(self) -> Iterator[str]:
+        if self._open:
+            yield _event("content_block_stop", index=self._index)
+            self._open = ""
+
+
+def _event(kind: str, **fields: object) -> str:
+    return forms.sse({"type": kind, **fields}, kind)
 
 
 def error(failure: FormError) -> JsonObject:

@@ -14,7 +14,6 @@ from midstream.gateway import forms
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields
 
 heartbeat, error = forms.HEARTBEAT, forms.openai_error
-END = "data: [DONE]\n\n"
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -91,38 +90,42 @@ def write(reply: ChatReply) -> JsonObject:
     }
 
 
-def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
+class Stream:
     """The stream of a reply, in server-sent events."""
-    body: dict[str, Any] = {**write(reply), "object": "chat.completion.chunk"}
-    choices, usage = body.pop("choices"), body.pop("usage", None)
 
-    def chunk(choice: JsonObject) -> str:
-        return forms.sse({**body, "choices": [choice]} | ({"usage": None} if chat.include_usage else {}))
+    def __init__(self, chat: ChatRequest) -> None:
+        self._chat, self._relayed = chat, False
 
-    for choice in choices:
-        message = dict(choice["message"])
-        said, calls = message.pop("content", None), message.pop("tool_calls", None) or []
-        deltas = [{"role": message.pop("role", "assistant"), "content": None if said is None else ""}]
-        deltas += [{key: value} for key, value in {**message, "content": said}.items() if value]
-        deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(calls)]
-        ended = {"index": choice.get("index", 0), "logprobs": None, "finish_reason": None}
-        for delta in deltas:
-            yield chunk({**ended, "delta": delta})
-        last = {key: value for key, value in choice.items() if key != "message"}
-        yield chunk({**ended, **last, "delta": {}})
-    if chat.include_usage:
-        yield forms.sse({**body, "choices": [], "usage": usage})
-    yield END
+    def step(self, text: str) -> Iterator[str]:
+        """What an agent has done before its reply, as a piece of its thoughts."""
+        choice = {"index": 0, "delta": {"role": "assistant", "reasoning_content": f"{text}\n"}, "finish_reason": None}
+        envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0}
+        yield forms.sse(envelope | {"model": self._chat.model, "choices": [choice]})
 
+    def add(self, chunk: JsonObject) -> Iterator[str]:
+        """A piece of a server's stream. The usage, which comes last, is for those who asked for it."""
+        self._relayed = True
+        if chunk.get("choices") or self._chat.include_usage:
+            yield forms.sse(chunk)
 
-def step(news: str | JsonObject, chat: ChatRequest) -> str:
-    """A piece of a server's stream, or what an agent has done before its reply as a piece of its thoughts."""
-    if isinstance(news, dict):
-        # The usage comes last, for those who asked for it.
-        return forms.sse(news) if news.get("choices") or chat.include_usage else ""
-    choice = {"index": 0, "delta": {"role": "assistant", "reasoning_content": f"{news}\n"}, "finish_reason": None}
-    envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0, "model": chat.model}
-    return forms.sse(envelope | {"choices": [choice]})
+    def end(self, reply: ChatReply) -> Iterator[str]:
+        """What is left of the reply, and the end."""
+        body: dict[str, Any] = {**write(reply), "object": "chat.completion.chunk"}
+        choices, usage = body.pop("choices"), body.pop("usage", None)
+        unused = {"usage": None} if self._chat.include_usage else {}
+        for choice in () if self._relayed else choices:
+            message = dict(choice["message"])
+            said, calls = message.pop("content", None), message.pop("tool_calls", None) or []
+            deltas = [{"role": message.pop("role", "assistant"), "content": None if said is None else ""}]
+            deltas += [{key: value} for key, value in {**message, "content": said}.items() if value]
+            deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(calls)]
+            begun = {"index": choice.get("index", 0), "logprobs": None, "finish_reason": None}
+            ended = {key: value for key, value in choice.items() if key != "message"}
+            for shown in [*({**begun, "delta": delta} for delta in deltas), {**begun, **ended, "delta": {}}]:
+                yield forms.sse({**body, "choices": [shown]} | unused)
+        if self._chat.include_usage and not self._relayed:
+            yield forms.sse({**body, "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
 
 
 def error_event(failure: FormError) -> str:

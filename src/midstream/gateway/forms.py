@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -340,6 +340,47 @@ def assistant_message(text: str, thoughts: str, calls: Sequence[FunctionCall]) -
 def tool_message(identifier: str, text: str) -> Message:
     """A tool's result, in chat completions' form."""
     return Message(role="tool", content=text, fields={"tool_call_id": identifier})
+
+
+def deltas_of(reply: ChatReply) -> Iterator[JsonObject]:
+    """A whole reply as the pieces of a chat completion's stream."""
+    if reply.thoughts:
+        yield {"reasoning_content": reply.thoughts}
+    if reply.speaks:
+        yield {"content": reply.text}
+    for index, use in enumerate(reply.tool_uses):
+        yield {"tool_calls": [{"index": index, **use.wire()}]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A piece of a stream, of the kind "thoughts", "text", or "call" (its arguments; the first of a call `begins`)."""
+
+    kind: str
+    text: str
+    begins: bool = False
+    id: str = ""
+    name: str = ""
+
+
+def first_delta(chunk: JsonObject) -> JsonObject:
+    """The change of the first choice in a piece of a chat completion's stream; {} without one."""
+    choices: Any = chunk.get("choices") or ()
+    return next((choice.get("delta") or {} for choice in choices if choice.get("index", 0) == 0), {})
+
+
+def pieces_of(delta: JsonObject) -> Iterator[Piece]:
+    """The pieces in a delta."""
+    for kind, keys in (("thoughts", ("reasoning_content", "reasoning")), ("text", ("content", "refusal"))):
+        text = next((delta[key] for key in keys if delta.get(key) is not None), None)
+        # Servers begin with an empty text, also where none follows.
+        if isinstance(text, str) and (text or "role" not in delta):
+            yield Piece(kind=kind, text=text)
+    calls: Any = delta.get("tool_calls") or ()
+    for call in calls:
+        function = call.get("function") or {}
+        name, identifier = function.get("name") or "", call.get("id") or ""
+        yield Piece(kind="call", text=function.get("arguments") or "", begins=bool(name), id=identifier, name=name)
 
 
 def parts_of(body: JsonObject) -> tuple[str, str, tuple[FunctionCall, ...]]:

@@ -5,6 +5,7 @@ Nothing is stored: each request has the whole conversation. Thoughts are a reaso
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import count, groupby
 from typing import Any
@@ -120,18 +121,9 @@ def write(reply: ChatReply) -> dict[str, Any]:
     """A `response`."""
     cut, prompt, completion = reply.finish == "length", reply.prompt_tokens, reply.completion_tokens
     status = "incomplete" if cut else "completed"
-    output: list[dict[str, Any]] = []
-    if reply.thoughts:
-        content = [{"type": "reasoning_text", "text": reply.thoughts}]
-        base = {"type": "reasoning", "id": f"rs_{reply.id}", "summary": []}
-        output.append({**base, "content": content, "status": status})
-    if reply.speaks:
-        content = [{"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}]
-        base = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant"}
-        output.append({**base, "content": content, "status": status})
-    for use in reply.tool_uses:
-        base = {"type": "function_call", "id": f"fc_{use.id}", "call_id": use.id, "name": use.name}
-        output.append({**base, "arguments": use.arguments, "status": "completed"})
+    output = [_item("thoughts", reply.id, reply.thoughts, status)] if reply.thoughts else []
+    output += [_item("text", reply.id, reply.text, status)] if reply.speaks else []
+    output += [_item("call", use.id, use.arguments, "completed", use.name) for use in reply.tool_uses]
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -156,35 +148,101 @@ def write(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
+def _item(kind: str, identifier: str, text: str, status: str, name: str = "") -> dict[str, Any]:
+    """An item of the output: thoughts, text or a call; `identifier` is the reply's or the call's."""
+    if kind == "call":
+        base = {"type": "function_call", "id": f"fc_{identifier}", "call_id": identifier, "name": name}
+        return {**base, "arguments": text, "status": status}
+    if kind == "thoughts":
+        base = {"type": "reasoning", "id": f"rs_{identifier}", "summary": []}
+        return {**base, "content": [{"type": "reasoning_text", "text": text}], "status": status}
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    base = {"type": "message", "id": f"msg_{identifier}", "role": "assistant"}
+    return {**base, "content": content, "status": status}
+
+
+class Stream:
     """The stream of a reply, in server-sent events."""
-    numbers = count()
 
-    def event(kind: str, **fields: object) -> str:
-        return forms.sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+    def __init__(self, chat: ChatRequest) -> None:
+        self._chat, self._numbers = chat, count()
+        self._response: dict[str, Any] = {}
+        self._output: list[dict[str, Any]] = []
+        # What makes the item under way, but for its status; its text so far.
+        self._open: tuple[str, str, str] | None = None
+        self._text = ""
 
-    response = write(reply)
-    begun = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
-    for index, item in enumerate(response["output"]):
-        calls = item["type"] == "function_call"
-        begun_item = item | ({"arguments": ""} if calls else {"content": []}) | {"status": "in_progress"}
-        yield event("response.output_item.added", output_index=index, item=begun_item)
-        place = {"item_id": item["id"], "output_index": index}
-        if calls:
-            yield event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-            yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
-        else:
-            [part] = item["content"]
-            place["content_index"] = 0
-            extra = {"logprobs": []} if part["type"] == "output_text" else {}
-            yield event("response.content_part.added", **place, part=part | {"text": ""})
-            yield event(f"response.{part['type']}.delta", **place, delta=part["text"], **extra)
-            yield event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
-            yield event("response.content_part.done", **place, part=part)
-        yield event("response.output_item.done", output_index=index, item=item)
-    yield event(f"response.{response['status']}", response=response)
+    def add(self, chunk: JsonObject) -> Iterator[str]:
+        """A piece of a server's stream of a chat completion."""
+        if not self._response:
+            yield from self._begin(str(chunk.get("id")), int(time.time()))
+        yield from self._add(forms.first_delta(chunk))
+
+    def end(self, reply: ChatReply) -> Iterator[str]:
+        """What is left of the reply, and the end."""
+        if not self._response:
+            yield from self._begin(reply.id, reply.created)
+            for delta in forms.deltas_of(reply):
+                yield from self._add(delta)
+        response = write(reply)
+        yield from self._close(response["status"])
+        response |= {key: self._response[key] for key in ("id", "created_at")} | {"output": self._output}
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def _event(self, kind: str, **fields: object) -> str:
+        return forms.sse({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+
+    def _begin(self, identifier: str, created: int) -> Iterator[str]:
+        none: Any = {"text": "", "finish": "stop", "prompt_tokens": 0, "completion_tokens": 0}
+        empty = ChatReply(id=identifier, model=self._chat.model, created=created, **none)
+        self._response = write(empty) | {"status": "in_progress", "output": [], "usage": None}
+        for kind in ("created", "in_progress"):
+            yield self._event(f"response.{kind}", response=self._response)
+
+    def _add(self, delta: JsonObject) -> Iterator[str]:
+        """The events of a delta; the first piece of a kind or call begins an item."""
+        for piece in forms.pieces_of(delta):
+            identifier = piece.id or self._response["id"].removeprefix("resp_")
+            if self._open is None or piece.begins or self._open[0] != piece.kind:
+                yield from self._close("completed")
+                self._open, self._text = (piece.kind, identifier, piece.name), ""
+                item = self._item("in_progress")
+                empty = {"arguments": ""} if piece.kind == "call" else {"content": []}
+                yield self._event("response.output_item.added", output_index=len(self._output), item=item | empty)
+                if piece.kind != "call":
+                    yield self._event("response.content_part.added", **self._place(), part=item["content"][0])
+            self._text += piece.text
+            if piece.text or piece.kind != "call":
+                yield self._said("delta", delta=piece.text)
+
+    def _close(self, status: str) -> Iterator[str]:
+        """End the item under way."""
+        if self._open is None:
+            return
+        item = self._item("completed" if self._open[0] == "call" else status)
+        key = "arguments" if self._open[0] == "call" else "text"
+        yield self._said("done", **{key: self._text})
+        if key == "text":
+            yield self._event("response.content_part.done", **self._place(), part=item["content"][0])
+        yield self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        self._open = None
+
+    def _item(self, status: str) -> dict[str, Any]:
+        assert self._open is not None
+        kind, identifier, name = self._open
+        return _item(kind, identifier, self._text, status, name)
+
+    def _place(self) -> dict[str, Any]:
+        item = self._item("")
+        place = {"item_id": item["id"], "output_index": len(self._output)}
+        return place | ({"content_index": 0} if "content" in item else {})
+
+    def _said(self, change: str, **fields: str) -> str:
+        item = self._item("")
+        part = item["content"][0]["type"] if "content" in item else "function_call_arguments"
+        extra = {"logprobs": []} if part == "output_text" else {}
+        return self._event(f"response.{part}.{change}", **self._place(), **fields, **extra)
 
 
 def error_event(failure: FormError) -> str:

@@ -19,11 +19,12 @@ import threading
 import time
 from asyncio import FIRST_COMPLETED
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -312,41 +313,51 @@ class ApiEndpoint:
         except FormError as error:
             return await http.send_json(send, error.status, api.error(error))
         gone = asyncio.ensure_future(http.hung_up(receive))
-        stream, relayed = http.EventStream(send), False
+        written = http.EventStream(send)
+        stream = api.Stream(chat)
+
+        def shown(news: str | JsonObject) -> Iterator[str]:
+            if not chat.stream:
+                return iter(())
+            if isinstance(news, dict):
+                return stream.add(news)
+            return stream.step(news) if hasattr(stream, "step") else iter([api.heartbeat])
+
+        news = asyncio.ensure_future(steps.get())
         try:
             while not answer.done() and not gone.done():
-                news = asyncio.ensure_future(steps.get())
                 await asyncio.wait({answer, gone, news}, timeout=HEARTBEAT_S, return_when=FIRST_COMPLETED)
-                if chat.stream and (news.done() or not answer.done()):
-                    shown = api.step(news.result(), chat) if news.done() and hasattr(api, "step") else api.heartbeat
-                    relayed |= news.done() and isinstance(news.result(), dict)
-                    await stream.write(shown)
-                news.cancel()
+                if news.done():
+                    for event in shown(news.result()):
+                        await written.write(event)
+                    news = asyncio.ensure_future(steps.get())
+                elif chat.stream and not answer.done():
+                    await written.write(api.heartbeat)
             if gone.done():
                 # The session keeps the sample for a marked retry.
                 return None
             try:
                 pending = answer.result()
             except FormError as error:
-                if not stream.begun:
+                if not written.begun:
                     return await http.send_json(send, error.status, api.error(error))
-                return await stream.write(api.error_event(error), last=True)
+                return await written.write(api.error_event(error), last=True)
             # Those that came with the answer.
-            while chat.stream and hasattr(api, "step") and not steps.empty():
-                news = steps.get_nowait()
-                relayed |= isinstance(news, dict)
-                await stream.write(api.step(news, chat))
+            left = [news.result()] if news.done() else []
+            while not steps.empty():
+                left.append(steps.get_nowait())
             # Before the last byte: the agent may end with it.
             first, pending.delivered = not pending.delivered, True
             if not chat.stream:
                 return await http.send_json(send, 200, api.write(pending.reply))
-            for event in [api.END] if relayed else api.events(pending.reply, chat):
-                await stream.write(event)
+            for event in chain(*map(shown, left), stream.end(pending.reply)):
+                await written.write(event)
                 if gone.done():
                     pending.delivered = not first
                     return None
-            return await stream.write("", last=True)
+            return await written.write("", last=True)
         finally:
+            news.cancel()
             gone.cancel()
 
 

@@ -337,9 +337,10 @@ class AgentSession:
         values = {key: value for key, value in own.items() if key in Sampling.model_fields}
         sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
         fields: dict[str, Any] = {"sampling": sampling, "seed": own.get("seed", seed), "options": own}
+        if is_relayed and chat.stream:
+            fields["relay"] = partial(_each, step)
         if is_relayed and chat.body is not None:
-            given = chat.body if forced is None else {**chat.body, "temperature": forced}
-            return fields | {"options": given, "relay": partial(_each, step) if chat.stream else None}
+            return fields | {"options": chat.body if forced is None else {**chat.body, "temperature": forced}}
         return fields | {"capped": own.pop("max_tokens", None) is not None}
 
     def _observe(self, messages: Sequence[Message]) -> None:
