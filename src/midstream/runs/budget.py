@@ -354,7 +354,8 @@ class ServedBudgetedEngine(BudgetedEngine):
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
         """Pass a request on; raises `BudgetError` if its upper bound has no room."""
-        number = await self.budget.reserve("", self._priced(len(request.body), 0), wait=True)
+        role = request.path.partition("?")[0]
+        number = await self.budget.reserve(role, self._priced(len(request.body), 0), wait=True)
         asked, used = _asked.get() or _Asked(), None
         try:
             found = await self.engine.forward(request)
