@@ -380,20 +380,23 @@ def pieces_of(delta: JsonObject) -> Iterator[Piece]:
     for call in calls:
         function = call.get("function") or {}
         name, identifier = function.get("name") or "", call.get("id") or ""
-        yield Piece(kind="call", text=function.get("arguments") or "", begins=bool(name), id=identifier, name=name)
+        arguments = function.get("arguments") or ""
+        # Some servers send an object.
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        yield Piece(kind="call", text=text, begins=bool(name), id=identifier, name=name)
 
 
 def parts_of(body: JsonObject) -> tuple[str, str, tuple[FunctionCall, ...]]:
     """The text, thoughts and tool calls of a server's chat completion, which its engine has checked."""
     choices: Any = body["choices"]
-    message, uses = choices[0].get("message") or {}, []
-    for number, call in enumerate(message.get("tool_calls") or ()):
-        name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        uses.append(FunctionCall(id=str(call.get("id") or f"call{number:05d}"), name=name, arguments=text))
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    text = message.get("content") or message.get("refusal") or choices[0].get("text") or ""
-    return text, thoughts if isinstance(thoughts, str) else "", tuple(uses)
+    pieces = list(pieces_of(choices[0].get("message") or {"content": choices[0].get("text")}))
+    text, thoughts = ("".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("text", "thoughts"))
+    calls = [piece for piece in pieces if piece.kind == "call"]
+    uses = (
+        FunctionCall(id=call.id or f"call{number:05d}", name=call.name, arguments=call.text or "{}")
+        for number, call in enumerate(calls)
+    )
+    return text, thoughts, tuple(uses)
 
 
 def user_message(
