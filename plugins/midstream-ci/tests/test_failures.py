@@ -5,12 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from midstream_ci.causes import cause_of, choose, group_by_cause
 
 import midstream as ms
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, Trajectory, Turn, Verdict
-from midstream_ci.causes import cause_of, choose, group_by_cause
 
 
 def turn(**fields) -> Turn:

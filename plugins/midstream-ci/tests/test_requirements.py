@@ -13,7 +13,7 @@ import midstream as ms
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import ErrorInfo
 from midstream.report.evaluation import evaluated_trajectories
-from midstream_ci.requirements import Requirement, decide, decide_bounds, exact_interval, exit_code, parse_requirement
+from midstream_ci.requirements import Requirement, decide, decide_bounds, exit_code, parse_requirement
 
 
 @pytest.mark.parametrize(
