@@ -61,7 +61,7 @@ export function Which({ a, b, query }) {
             </p>
           </div>
           {!answers ? (
-            <p class="empty">{count ? "Every question is judged." : "Both give the same answer to every question that they share."} <a href={comparison([a, b])}>The comparison</a> counts the choices.</p>
+            <p class="empty">{count ? "Every question is judged; the comparison counts the choices." : "Both give the same answer to every question that they share."}</p>
           ) : (
             <>
               <section aria-label="Question" class="asked"><Long text={question} /></section>
