@@ -70,7 +70,17 @@ def test_an_expression_chooses(expression, count):
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "reward <", "other > 1", "turns.__class__", "__import__('os')", "1 / 0", "9 ** 9 ** 9", "question + 1"],
+    [
+        "",
+        "reward <",
+        "other > 1",
+        "turns.__class__",
+        "__import__('os')",
+        "1 / 0",
+        "9 ** 9 ** 9",
+        "question + 1",
+        "-" * 5000 + "1",
+    ],
 )
 def test_any_other_expression_is_refused(expression):
     with pytest.raises(UsageError, check=lambda error: error.code == "expression-invalid"):

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def evaluations(place: Path) -> tuple[Path, Path]:
 
 def test_a_person_chooses_between_answers_without_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, other = evaluations(tmp_path)
-    address, asked = "compare/first/other/choices", list[dict[str, object]]()
+    address, asked = "compare/first/other/choices", list[dict[str, Any]]()
     with viewing(first, other) as client:
         found = client.get(address)
         assert (found["count"], found["decided"], found["place"], found["choice"]) == (5, 0, 0, "")

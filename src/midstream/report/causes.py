@@ -88,7 +88,15 @@ def matches(run: Trajectory, expression: str) -> bool:
     parser = EvalWithCompoundTypes(functions={"len": len, "lower": str.lower}, names=names)
     try:
         return bool(parser.eval(expression))
-    except (InvalidExpression, SyntaxError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except (
+        InvalidExpression,
+        SyntaxError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+    ) as error:
         raise UsageError(
             f"the expression {expression!r} cannot be evaluated: {error}",
             code="expression-invalid",
