@@ -18,6 +18,7 @@ from midstream.evaluation.estimates import (
     WILSON_EFFECTIVE,
     bootstrap,
     effective_tasks,
+    exact_interval,
     majority,
     mean_interval,
     pass_all,
@@ -180,3 +181,17 @@ def test_majority(trials, score):
 
 def test_a_trial_with_an_error_has_no_vote():
     assert majority([trial("Paris", 1), trial("Rome", 0, "error"), trial("Rome", 0, "error")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "interval"),
+    [
+        (0, 0, (0.0, 1.0)),
+        (0, 10, (0.0, 0.3085)),
+        (10, 10, (0.6915, 1.0)),
+        (8, 10, (0.4439, 0.9748)),
+        (50, 100, (0.3983, 0.6017)),
+    ],
+)
+def test_the_exact_interval_is_that_of_tables(right, count, interval):
+    assert exact_interval(right, count) == pytest.approx(interval, abs=1e-4)

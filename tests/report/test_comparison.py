@@ -8,6 +8,7 @@ import pytest
 
 from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.core.terminal import Terminal
+from midstream.evaluation.estimates import exact_interval
 from midstream.evaluation.pairs import Pair, Paired, Side
 from midstream.report.comparison import (
     compare,
@@ -15,6 +16,7 @@ from midstream.report.comparison import (
     compared_blocks,
     comparison_page,
     effort_table,
+    preference,
     sentence,
 )
 from midstream.report.draw import draw
@@ -94,6 +96,29 @@ def test_the_verdict_in_words(changes, words):
     one = paired(**changes)
     assert sentence(LETTERS, one) == words
     assert words in " ".join(shown_comparison(one).split())
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (
+            (9, 10, 0),
+            "B to A on 9 of 10 tasks (exact 95% interval 55.5% to 99.7%): B is preferred. 0 equal, 4 not judged.",
+        ),
+        (
+            (0, 6, 2),
+            "B to A on 0 of 6 tasks (exact 95% interval 0.0% to 45.9%): A is preferred. 2 equal, 6 not judged.",
+        ),
+        ((1, 1, 3), "B to A on 1 of 1 task (exact 95% interval 2.5% to 100.0%): undecided. 3 equal, 10 not judged."),
+        ((0, 0, 14), "B to A on 0 of 0 tasks (exact 95% interval 0.0% to 100.0%): undecided. 14 equal, 0 not judged."),
+    ],
+)
+def test_a_persons_preference_in_words(counts, words):
+    preferred, decided, equal = counts
+    interval = exact_interval(preferred, decided)
+    found = {"preferred": preferred, "decided": decided, "equal": equal, "asked": 14, "interval": interval}
+    assert f"a person preferred {words}" in preference(LETTERS, paired(preference=found))
+    assert preference(LETTERS, paired()) == ""
 
 
 def test_one_table_a_set_and_the_first_once():

@@ -5,8 +5,9 @@ Each has what a real run would hardly have at once: a growing run, damage, a lon
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,7 +66,7 @@ def run_page(hostile: str) -> Document:
         "columns": [{"name": "Family", "align": "left"}, *({"name": n, "align": "right"} for n in ("Tasks", "Before", "After")),
                     {"name": "Change", "align": "left"}, {"name": "What goes wrong most", "align": "left"}],
         "rows": [
-            {"cells": [name, "40", "31.2%", {"text": "64.5%", "tone": "up"}, {"text": "+33.3", "tone": "up", "interval": effect},
+            {"cells": [{"text": name, "tone": "", "part": "step-000012", "filters": {"reward": "wrong", "family": name}}, "40", "31.2%", {"text": "64.5%", "tone": "up"}, {"text": "+33.3", "tone": "up", "interval": effect},
                        "the planner repeats a search whose result it already has and runs out of turns"], "total": name == "mean"}
             for name in ("arith", "lookup", hostile, "mean")
         ],
@@ -161,6 +162,17 @@ def group(task: str, hostile: str) -> Document:
     }  # fmt: skip
 
 
+def failures(rows: Sequence[Document], hostile: str) -> Document:
+    """The `Failures` of a part: those without an answer, and those that a hostile judge has words on."""
+    wrong = [{**row, "gold": "4120"} for row in rows if row["status"] == "error" or not row["reward"]]
+    causes = [
+        {"cause": f"reward: {hostile}"[:120], "words": hostile, "rollouts": wrong[: len(wrong) // 2]},
+        {"cause": "no answer", "words": "", "rollouts": wrong[len(wrong) // 2 :]},
+    ]
+    tasks = {row["task"]: json.dumps({"id": row["task"], "question": row["question"]}) for row in wrong}
+    return {"count": len(rows), "causes": causes, "tasks": tasks}
+
+
 def tokens(n: int) -> Document:
     """`Tokens` of a call: 211 given, 14 sampled."""
     words = "<plan> sub - goal : find the height of Amber bank \n </plan>".split(" ")
@@ -206,7 +218,8 @@ def documents(*, hostile: str = HOSTILE, entries: int = 300, turns: int = 5) -> 
     last = {**part, "name": "eval-final-test", "kind": "evaluation", "step": None, "title": "Final evaluation, test"}
     rows = [
         {"place": p, "id": f"t-{p}", "task": f"arith/{p // 8}", "reward": None if p % 50 == 7 else float(p % 3 > 0), "status": "error" if p % 50 == 7 else "ok",
-         "question": "How high is Amberbank plus Oakfell?" if p % 9 else hostile, "answer": "4120" if p % 3 else hostile, "turns": 1 + p % 5}
+         "question": "How high is Amberbank plus Oakfell?" if p % 9 else hostile, "answer": "4120" if p % 3 else hostile, "turns": 1 + p % 5,
+         "family": "arith" if p % 4 else hostile}
         for p in range(entries)
     ]  # fmt: skip
     found: dict[str, Document] = {
@@ -218,6 +231,7 @@ def documents(*, hostile: str = HOSTILE, entries: int = 300, turns: int = 5) -> 
             "warnings": ["step 4: the last line is cut"],
         },
         f"run/{first}/part/step-000012": {"part": part, "entries": rows, "next": None, "scanned": entries},
+        f"run/{first}/part/step-000012/failures": failures(rows, hostile),
         f"compare/{first}/live-run": {**run_page(hostile), "title": f"{first} and live-run"},
     }
     for index in range(2):

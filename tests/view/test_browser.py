@@ -116,7 +116,8 @@ def test_every_page_opens_and_axe_finds_nothing_serious(address: str, open_page:
     page = open_page(f"{address}#/")
     assert page.get_by_role("link", name="first").count() >= 1
     group = group_of(address, page)
-    for place in ("#/", "#/first", "#/first/step-000010", "#/?compare=first,second"):
+    failures, which = "#/first/step-000010?view=failures", "#/?compare=first,second&which=next"
+    for place in ("#/", "#/first", "#/first/step-000010", failures, "#/?compare=first,second", which):
         page.goto(f"{address}{place}")
         page.get_by_role("heading", level=1).wait_for()
         assert serious(page) == [], place
@@ -150,6 +151,38 @@ def test_two_runs_are_chosen_and_compared(address: str, open_page: Any):
     page.wait_for_url(re.compile("compare=(first,second|second,first)"))
     # The list of runs has a table, too, so only the words show that the comparison is there.
     page.get_by_text("the same").first.wait_for()
+
+
+def test_a_person_says_which_answer_is_better_by_keys_and_takes_it_back(open_page: Any, tmp_path: Path):
+    first = write(tmp_path / "a", {f"t{number}": [1.0] for number in range(3)})
+    other = write(tmp_path / "b", {f"t{number}": [0.0] for number in range(3)})
+    with viewing(first, other) as address:
+        page = open_page(f"{address}#/?compare=a,b")
+        page.get_by_role("link", name="Which is better?").click()
+        page.get_by_text("0 of 3 questions judged").wait_for()
+        assert "A" not in page.inner_text("main").split()
+        assert serious(page) == []
+        page.keyboard.press("1")
+        page.get_by_text("Question 2 of 3").wait_for()
+        page.get_by_role("button", name="Equal").click()
+        page.get_by_text("2 of 3 questions judged").wait_for()
+        page.keyboard.press("k")
+        page.get_by_role("button", name="Equal", pressed=True).wait_for()
+        page.keyboard.press("x")
+        page.get_by_text("1 of 3 questions judged").wait_for()
+        page.get_by_role("link", name="To the comparison").click()
+        page.get_by_text("of 1 task (exact 95% interval").wait_for()
+        page.context.close()  # it would report the end of the server
+
+
+def test_an_expression_filters_when_it_is_entered(address: str, open_page: Any):
+    page = open_page(f"{address}#/first/step-000010")
+    entries = page.request.get(f"{address}api/run/first/part/step-000010").json()["entries"]
+    count = sum(entry["turns"] > 1 for entry in entries)
+    page.get_by_role("searchbox", name="Expression").fill("turns > 1")
+    page.keyboard.press("Enter")
+    page.get_by_text(re.compile(rf"^{count} rollouts? fits?")).wait_for()
+    assert "where=turns" in page.url
 
 
 @pytest.mark.slow

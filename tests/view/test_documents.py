@@ -10,6 +10,7 @@ import pytest
 
 from midstream.core.sequences import joined
 from midstream.core.trajectory import Trajectory
+from midstream.report.causes import cause_of, tasks_of
 from midstream.report.trajectory import turn_rows
 from midstream.runs import RunDirectory
 from midstream.training.rows import group_advantages
@@ -118,6 +119,24 @@ def test_filters(client: Client, step: list[Trajectory]) -> None:
     ]
     assert places("error=*") == where(*wrong) != []
     assert client.get(f"{STEP}?reward=many", status=422)["code"] == "setting-range"
+    assert places("reward=wrong") == where(*(value != 1 for value in rewards)) != []
+    family = step[0].family
+    assert places(f"family={quote(family)}") == where(*(each.family == family for each in step)) != []
+    assert places("where=turns%20%3E%201") == where(*(len(each.turns) > 1 for each in step)) != []
+    assert client.get(f"{STEP}?where=other%20%3E%201", status=422)["code"] == "expression-invalid"
+
+
+def test_failures_have_causes_that_open_lists_and_tasks_that_evaluate(client: Client, step: list[Trajectory]) -> None:
+    found = client.get(f"{STEP}/failures")
+    wrong = [place for place, each in enumerate(step) if not each.reward or each.reward.value < 1]
+    assert found["count"] == len(step)
+    assert sorted(place for group in found["causes"] for place in names(group["rollouts"])) == wrong != []
+    for group in found["causes"]:
+        listed = client.get(f"{STEP}?cause={quote(group['cause'])}")["entries"]
+        assert names(listed) == names(group["rollouts"])
+        assert {cause_of(step[place]) for place in names(listed)} == {group["cause"]}
+        assert group["rollouts"][0]["gold"] == step[names(listed)[0]].gold
+    assert found["tasks"] == tasks_of(step[place] for place in wrong)
 
 
 def test_a_group_has_the_advantages_of_training(client: Client, step: list[Trajectory]) -> None:

@@ -6,13 +6,16 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.cli.main import main
+from midstream.evaluation.estimates import exact_interval
 from midstream.lessons.feedback import VoteFile, read_votes
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import add_feedback, read_feedback
+from support.evaluations import write
 from support.learned import write_run
 from support.viewing import viewing
 
@@ -119,3 +122,55 @@ def test_a_thumb_on_a_lesson_is_a_vote_of_the_project(tmp_path: Path, monkeypatc
     file.close()
     assert {vote.lesson for vote in read_votes(votes)} == {"L1"}
     assert RunDirectory(run.root).status().state == "finished"
+
+
+def evaluations(place: Path) -> tuple[Path, Path]:
+    """Two evaluations of six tasks, of which one has the same answer in both."""
+    scores = {f"t{number}": [float(number % 2)] for number in range(6)}
+    other = {name: [1.0 - score] for name, [score] in scores.items()} | {"t0": scores["t0"]}
+    return write(place / "first", scores), write(place / "other", other)
+
+
+def test_a_person_chooses_between_answers_without_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, other = evaluations(tmp_path)
+    address, asked = "compare/first/other/choices", list[dict[str, Any]]()
+    with viewing(first, other) as client:
+        found = client.get(address)
+        assert (found["count"], found["decided"], found["place"], found["choice"]) == (5, 0, 0, "")
+        while found["place"] < 5:
+            # As a person does who likes the right answer.
+            choice = "second" if found["answers"][0] == "not known" else "first"
+            asked.append(found)
+            found = client.post(address, {"id": found["id"], "choice": choice if len(asked) < 5 else "equal"})
+        assert {tuple(each["answers"]) for each in asked} == {("Paris", "not known"), ("not known", "Paris")}
+        assert "question t0?" not in {each["question"] for each in asked}
+        for body in ({"id": "7", "choice": "first"}, {"id": asked[0]["id"], "choice": "A"}, {}, []):
+            assert client.post(address, body, status=404)["code"] == "unknown-name"
+    with viewing(first, other) as client:  # a restarted server knows what was chosen, and takes it back
+        again = client.get(f"{address}?place=1")
+        assert (again["id"], again["decided"]) == (asked[1]["id"], 5)
+        assert again["choice"] == ("second" if again["answers"][0] == "not known" else "first")
+        assert client.post(address, {"id": again["id"], "choice": ""})["place"] == 1
+        assert client.get(f"{address}?place=1")["choice"] == ""
+        # The other way round each choice is the same one.
+        turned = [client.get(f"compare/other/first/choices?place={place}") for place in range(5)]
+        chosen = {each["question"]: each["choice"] for each in turned}
+        assert sorted(map(bool, chosen.values())) == [False, True, True, True, True]
+        assert all(
+            each["answers"][each["choice"] == "second"] == "Paris"
+            for each in turned
+            if each["choice"] in ("first", "second")
+        )
+        page = client.get("compare/first/other")
+        assert "preference" in [section["key"] for section in page["sections"]]
+    decided = {asked[place]["question"] for place in (0, 2, 3)}
+    right = decided & {"question t2?", "question t4?"}  # which the other run answers right
+    assert main(["compare", str(first), str(other), "--json"]) == 0
+    [compared] = json.loads(capsys.readouterr().out)["compared"]
+    counts = {"preferred": len(right), "decided": 3, "equal": 1, "asked": 5}
+    assert compared["preference"] == {**counts, "interval": [*exact_interval(len(right), 3)]}
+    assert main(["compare", str(first), str(other)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"a person preferred B to A on {len(right)} of 3 tasks (exact 95% interval" in words
+    assert "A person's preference, not the reward." in words
+    assert read_feedback(first) == {}

@@ -18,6 +18,7 @@ ADDRESSES = (
     "#/",
     f"#/{RUN}",
     STEP,
+    f"{STEP}?view=failures",
     GROUP,
     f"{GROUP}/1",
     f"{GROUP}/1/2/215",
@@ -193,11 +194,47 @@ def test_a_file_filters_as_the_server_does(open_page, query, words):
     open_page(f"{STEP}?{query}").get_by_text(words).wait_for()
 
 
+def test_failures_open_their_list_and_what_is_chosen_is_saved_as_tasks(open_page, tmp_path):
+    page = open_page(f"{STEP}?view=failures")
+    save = page.get_by_role("button", name="Save as tasks")
+    assert save.is_disabled()
+    page.get_by_label("Choose all: no answer").check()
+    page.get_by_label("Choose all: no answer").uncheck()
+    page.get_by_label("Choose rollout 0", exact=True).check()
+    page.get_by_label("Choose rollout 3", exact=True).check()  # of the same task
+    press(page, "j x")
+    assert "rollouts of" in page.locator(".choose").inner_text()
+    with page.expect_download() as download:
+        save.click()
+    download.value.save_as(tmp_path / "tasks.jsonl")
+    document = made_up_view.documents()[f"run/{RUN}/part/step-000012/failures"]
+    tasks = dict.fromkeys(row["task"] for row in document["causes"][0]["rollouts"])
+    written = (tmp_path / "tasks.jsonl").read_text(encoding="utf-8")
+    assert written == "".join(f"{document['tasks'][task]}\n" for task in tasks)
+    assert "midstream eval RECIPE --tasks" in page.locator(".notice").inner_text()
+    page.get_by_role("link", name="no answer", exact=True).click()
+    page.get_by_text(f"{len(document['causes'][1]['rollouts'])} rollouts fit").wait_for()
+    page.get_by_label("Any cause").click()
+    until(page, "location.hash.indexOf('cause') < 0")
+
+
+def test_a_family_opens_what_failed_of_it(open_page):
+    page = open_page(f"#/{RUN}")
+    page.get_by_role("link", name="arith", exact=True).click()
+    wrong = [p for p in range(300) if p % 4 and (p % 50 == 7 or p % 3 == 0)]
+    page.get_by_text(f"{len(wrong)} rollouts fit").wait_for()
+    assert at(page) == f"{STEP}?reward=wrong&family=arith"
+
+
 @pytest.mark.slow
 def test_what_is_no_filter_is_said(open_page):
-    for query in ("reward=abc", "status=fine"):
+    for query, words in (
+        ("reward=abc", "is no filter"),
+        ("status=fine", "is no filter"),
+        ("where=1", "no expressions"),
+    ):
         page = open_page(f"{STEP}?{query}")
-        page.get_by_text("is no filter").wait_for()
+        page.get_by_text(words).wait_for()
         assert page.locator(".filters").count() == 1
         assert page.locator(".entries").count() == 0
 

@@ -78,6 +78,3 @@ export function setQuery(changes, options = { replace: true }) {
   const at = parse(location.hash);
   go(address(namesOf(at), { ...at.query, ...changes }), options);
 }
-
-/** Only addresses within the page are followed: whatever stands in a run's data cannot name another one. */
-export const inside = (href) => (typeof href === "string" && href.startsWith("#/") ? href : undefined);

@@ -1,6 +1,7 @@
 // The frame of every page: where one is, live or not, the theme, the keys; and which page is shown.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { address, go, namesOf, parse } from "./address.js";
+import { Failures } from "./failures.js";
 import { Group } from "./group.js";
 import { currentKeys, useKeys } from "./keyboard.js";
 import { List } from "./list.js";
@@ -12,6 +13,7 @@ import { announce, switchTheme, useAddress } from "./state.js";
 import { Short, cut, visible } from "./text.js";
 import { Tokens } from "./tokens.js";
 import { Trajectory } from "./trajectory.js";
+import { Which } from "./which.js";
 
 /** [name, hash] from the runs down to what is shown. */
 function crumbs(at) {
@@ -37,8 +39,10 @@ function Page({ at }) {
   switch (at.page) {
     case "runs": return <Runs query={at.query} />;
     case "run": return <Run key={at.run} run={at.run} query={at.query} />;
-    case "compare": return <Compare a={at.a} b={at.b} />;
-    case "list": return <List key={`${at.run}/${at.part}`} run={at.run} part={at.part} query={at.query} />;
+    case "compare": return at.query.which && isLive() ? <Which a={at.a} b={at.b} query={at.query} /> : <Compare a={at.a} b={at.b} query={at.query} />;
+    case "list":
+      if (at.query.view === "failures") return <Failures key={`${at.run}/${at.part}`} run={at.run} part={at.part} />;
+      return <List key={`${at.run}/${at.part}`} run={at.run} part={at.part} query={at.query} />;
     case "group": return <Group run={at.run} part={at.part} task={at.task} query={at.query} />;
     case "trajectory": return <Trajectory at={at} />;
     default: return <Tokens at={at} />;

@@ -1,5 +1,5 @@
 // Draws the blocks of a page, which midstream/report/blocks.py makes. All their text is plain text.
-import { inside } from "./address.js";
+import { address } from "./address.js";
 import { Cards } from "./cards.js";
 import { Chart } from "./chart.js";
 import { Fold } from "./fold.js";
@@ -26,12 +26,13 @@ const Tiles = ({ tiles }) => (
   </dl>
 );
 
-function CellContent({ cell, number = false }) {
-  const { text = "", tone = "", interval, spark, href } = typeof cell === "string" ? { text: cell } : cell;
+function CellContent({ cell, run, number = false }) {
+  const { text = "", tone = "", interval, spark, part, filters } = typeof cell === "string" ? { text: cell } : cell;
+  const href = part && run ? address([run, part], filters) : undefined;
   const words = <Short text={number ? text.replace(/-(?=\d)/g, "−") : text} limit={400} class={tone} />;
   return (
     <>
-      {inside(href) ? <a href={href}>{words}</a> : words}
+      {href ? <a href={href}>{words}</a> : words}
       {interval && <IntervalMark {...interval} />}
       {spark && <Spark values={spark} />}
     </>
@@ -41,7 +42,7 @@ function CellContent({ cell, number = false }) {
 const lengthOf = (cell) => (typeof cell === "string" ? cell : (cell.text ?? "")).length;
 
 /** A table that scrolls inside the page where it is wide; the first cell of a row is its head. */
-export function Table({ block }) {
+export function Table({ block, run }) {
   const { caption, columns, rows } = block;
   // A column of sentences takes the room that is left, and wraps.
   const wraps = columns.map((column, index) => column.align !== "right" && rows.some((row) => lengthOf(row.cells[index] ?? "") > 42));
@@ -63,9 +64,9 @@ export function Table({ block }) {
                 const number = columns[place]?.align === "right";
                 const kind = `${number ? "n" : ""} ${wraps[place] ? "wrap" : ""}`.trim();
                 return place === 0 ? (
-                  <th key={place} scope="row" class={kind}><CellContent cell={cell} /></th>
+                  <th key={place} scope="row" class={kind}><CellContent cell={cell} run={run} /></th>
                 ) : (
-                  <td key={place} class={kind}><CellContent cell={cell} number={number} /></td>
+                  <td key={place} class={kind}><CellContent cell={cell} run={run} number={number} /></td>
                 );
               })}
             </tr>
@@ -117,7 +118,7 @@ function Block({ block, run }) {
     case "heading": return <h3><Text text={block.text} /></h3>;
     case "text": return <Long text={block.text} tone={block.tone} limit={4000} />;
     case "tiles": return <Tiles tiles={block.tiles} />;
-    case "table": return <Table block={block} />;
+    case "table": return <Table block={block} run={run} />;
     case "chart": return <Chart block={block} />;
     case "charts": return <Charts charts={block.blocks} />;
     case "facts": return <Facts facts={block.facts} />;

@@ -2,15 +2,16 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused, get, isLive, listenTo, paths } from "./source.js";
 
-export const FILTERS = ["reward", "status", "tool", "error", "text"];
+export const FILTERS = ["reward", "status", "tool", "error", "text", "family", "cause", "where"];
 const PAGE = 200;
 
 // As the server reads it, see midstream/view/entries.py.
 const REWARD = /^(<=|>=|<|>|)(-?\d+(?:\.\d+)?)$/;
 
 /** Raises `Refused` for what is no filter. */
-function check({ reward, status }) {
-  if (reward && reward !== "none" && !REWARD.test(reward)) throw new Refused(422, `reward = '${reward}' is no filter`, "", "a number such as 1 or <0.5, or none");
+function check({ reward, status, where }) {
+  if (where && !isLive()) throw new Refused(422, "this file evaluates no expressions", "", "midstream view RUN does");
+  if (reward && reward !== "none" && reward !== "wrong" && !REWARD.test(reward)) throw new Refused(422, `reward = '${reward}' is no filter`, "", "a number such as 1 or <0.5, none, or wrong");
   if (status && status !== "ok" && status !== "error") throw new Refused(422, `status = '${status}' is no filter`, "", "ok or error");
 }
 
@@ -23,7 +24,10 @@ const rewardFits = (wish, reward) => {
 
 /** Whether an entry of a file fits; the trajectory is looked at for what the entry lacks. */
 async function fits(entry, filter, path) {
-  if (filter.reward && !rewardFits(filter.reward, entry.reward)) return false;
+  if (filter.family && entry.family !== filter.family) return false;
+  if (filter.reward === "wrong") {
+    if (entry.status === "ok" && entry.reward >= 1) return false;
+  } else if (filter.reward && !rewardFits(filter.reward, entry.reward)) return false;
   if (filter.status && entry.status !== filter.status) return false;
   if (!filter.tool && !filter.error && !filter.text) return true;
   const trajectory = await get(`${path}/trajectory/${entry.place}`).catch(() => null);
@@ -41,9 +45,12 @@ async function fits(entry, filter, path) {
 /** One answer in the live server's form, from a document that holds all entries. */
 async function filterEntries(path, filter, from, limit) {
   const doc = await get(path);
+  const causes = filter.cause ? (await get(`${path}/failures`)).causes : [];
+  const ofCause = new Set(causes.find((group) => group.cause === filter.cause)?.rollouts.map((rollout) => rollout.place));
   const entries = [];
   let place = from;
   for (; place < doc.entries.length && entries.length < limit; place++) {
+    if (filter.cause && !ofCause.has(place)) continue;
     if (await fits(doc.entries[place], filter, path)) entries.push(doc.entries[place]);
   }
   return { part: doc.part, entries, next: place < doc.entries.length ? place : null, scanned: place - from };

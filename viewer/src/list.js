@@ -31,7 +31,7 @@ function Filters({ query }) {
       {options.map(([value, word]) => <option key={value} value={value}>{word}</option>)}
     </select>
   );
-  const rewards = [["", "Any reward"], ["1", "Solved (1)"], ["<1", "Below 1"], ["0", "Reward 0"], [">0", "Above 0"]];
+  const rewards = [["", "Any reward"], ["1", "Solved (1)"], ["wrong", "Not right"], ["<1", "Below 1"], ["0", "Reward 0"], [">0", "Above 0"]];
   if (query.reward && !rewards.some(([value]) => value === query.reward)) rewards.push([query.reward, `Reward ${visible(query.reward)}`]);
   const set = FILTERS.filter((name) => query[name]);
   return (
@@ -41,12 +41,39 @@ function Filters({ query }) {
       {select("status", [["", "Any status"], ["ok", "ok"], ["error", "error"]])}
       {field("tool", "Tool")}
       {field("error", "Error")}
+      {isLive() && (
+        <input type="search" class="where" aria-label="Expression" placeholder='Expression: turns > 3 and "python" in tools' key={query.where} defaultValue={query.where ?? ""} onChange={(event) => setQuery({ where: event.target.value.trim(), at: "" })} />
+      )}
+      {["family", "cause"].filter((name) => query[name]).map((name) => (
+        <span class="chip" key={name}>
+          {name} <b><Short text={query[name]} limit={80} /></b>
+          <button type="button" class="icon" aria-label={`Any ${name}`} onClick={() => setQuery({ [name]: "", at: "" })}><span aria-hidden="true">×</span></button>
+        </span>
+      ))}
       {set.length > 0 && (
         <button type="button" class="link" onClick={() => setQuery(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>
           Clear
         </button>
       )}
     </form>
+  );
+}
+
+/** The head of a part's page: its title and numbers, and the views of it. */
+export function Head({ run, part, info, view = "" }) {
+  const tab = (name, label) => <a href={address([run, part], { view: name })} aria-current={view === name ? "page" : undefined}>{label}</a>;
+  return (
+    <div class="page-head">
+      <h1 tabindex="-1"><Short text={info?.title || part} limit={120} /></h1>
+      {info && (
+        <p class="facts-line">
+          <span>{counted(info.count, "rollout")}</span>
+          {info.mean != null && <span>mean reward {number(info.mean)}</span>}
+          {info.errors > 0 && <span class="bad">{counted(info.errors, "error")}</span>}
+        </p>
+      )}
+      <nav class="tabs" aria-label="Views">{tab("", "Rollouts")}{tab("failures", "Failures by cause")}</nav>
+    </div>
   );
 }
 
@@ -165,16 +192,7 @@ export function List({ run, part, query }) {
   if (lost && !entries.count) return <Problem error={entries.error} />;
   return (
     <>
-      <div class="page-head">
-        <h1 tabindex="-1"><Short text={info?.title || part} limit={120} /></h1>
-        {info && (
-          <p class="facts-line">
-            <span>{counted(info.count, "rollout")}</span>
-            {info.mean != null && <span>mean reward {number(info.mean)}</span>}
-            {info.errors > 0 && <span class="bad">{counted(info.errors, "error")}</span>}
-          </p>
-        )}
-      </div>
+      <Head run={run} part={part} info={info} />
       <Filters query={query} />
       {entries.filtered && !entries.error && (
         <p class="soft count" aria-live="polite">

@@ -154,7 +154,7 @@ export function Run({ run, query }) {
 }
 
 /** Two runs next to each other: a page of blocks too. */
-export function Compare({ a, b }) {
+export function Compare({ a, b, query }) {
   const state = useDoc(paths.compare(a, b));
   return (
     <Shown state={state}>
@@ -167,6 +167,7 @@ export function Compare({ a, b }) {
               <a href={address([b])}><Short text={b} /></a>
             </p>
             {page.lead && <Long text={page.lead} tone="lead" />}
+            {isLive() && <p class="action"><a href={address([], { compare: query.compare, which: "next" })}>Which is better? Judge the answers yourself</a></p>}
           </div>
           <Sections page={page} run={null} />
         </>

@@ -66,11 +66,16 @@ export async function get(path, query = {}) {
   return readAnswer(await fetch(`api/${path}${tail}`, { headers: { Accept: "application/json" } }));
 }
 
-/** Keep a vote or a note in the run. */
-export async function vote(run, body) {
+async function post(path, body) {
   const headers = { "Content-Type": "application/json", "X-Midstream": "view" };
-  return readAnswer(await fetch(`api/run/${encode(run)}/feedback`, { method: "POST", headers, body: JSON.stringify(body) }));
+  return readAnswer(await fetch(`api/${path}`, { method: "POST", headers, body: JSON.stringify(body) }));
 }
+
+/** Keep a vote or a note in the run. */
+export const vote = (run, body) => post(`${paths.run(run)}/feedback`, body);
+
+/** Keep which of two answers is better; resolves to the next question. */
+export const choose = (a, b, body) => post(paths.choices(a, b), body);
 
 // --- news of the live server ------------------------------------------------------------------------------------------
 
@@ -106,7 +111,9 @@ export const paths = {
   runs: () => "runs",
   run: (run) => `run/${encode(run)}`,
   compare: (a, b) => `compare/${encode(a)}/${encode(b)}`,
+  choices: (a, b) => `${paths.compare(a, b)}/choices`,
   part: (run, part) => `run/${encode(run)}/part/${encode(part)}`,
+  failures: (run, part) => `${paths.part(run, part)}/failures`,
   group: (run, part, task) => `${paths.part(run, part)}/group/${encode(task)}`,
   trajectory: (run, part, place) => `${paths.part(run, part)}/trajectory/${encode(place)}`,
   call: (run, part, place, n) => `${paths.trajectory(run, part, place)}/call/${encode(n)}`,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import midstream as ms
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import ErrorInfo
+from midstream.evaluation.estimates import exact_interval
 from midstream.report.evaluation import evaluated_trajectories
-from midstream_ci.requirements import Requirement, decide, decide_bounds, exact_interval, exit_code, parse_requirement
+from midstream_ci.requirements import Requirement, decide, decide_bounds, exit_code, parse_requirement
 
 
 @pytest.mark.parametrize(
@@ -130,14 +131,6 @@ def test_of_a_thousand_builds_at_the_threshold_few_are_decided(count, rate):
     assert outcomes["holds"] <= 40
     assert outcomes["fails"] <= 40
     assert outcomes["undecided"] >= 920
-
-
-@pytest.mark.parametrize(
-    ("right", "count", "interval"),
-    [(0, 10, (0.0, 0.3085)), (10, 10, (0.6915, 1.0)), (8, 10, (0.4439, 0.9748)), (50, 100, (0.3983, 0.6017))],
-)
-def test_the_exact_interval_is_that_of_tables(right, count, interval):
-    assert exact_interval(right, count, 0.05) == pytest.approx(interval, abs=1e-4)
 
 
 def test_far_from_the_threshold_builds_are_decided_right():

@@ -51,6 +51,13 @@ def test_a_judged_answer_has_its_thumbs_and_any_other_the_other_reward(tmp_path:
     assert asyncio.run(reward.score(other, Trajectory(id="x", task_id="u", answer="12"))).value == 1
 
 
+def test_a_choice_between_two_answers_is_no_thumb(tmp_path: Path) -> None:
+    root = judge(tmp_path / "a", ("1", "12", "down"))
+    for vote in ("up", "equal"):
+        add_feedback(root, {"question": TASK.question, "answer": "12", "against": "13", "vote": vote})
+    assert value(thumbs(root), "12") == 0
+
+
 def test_where_people_disagree_it_is_the_mean_and_the_last_thumb_of_a_trajectory_counts(tmp_path: Path) -> None:
     first = judge(tmp_path / "a", ("1", "12", "up"), ("2", "12", "up"), ("3", "12", "down"))
     second = judge(tmp_path / "b", ("1", "12", "down"))

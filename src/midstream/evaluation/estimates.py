@@ -61,6 +61,32 @@ def wilson(share: float, count: float, error: float = 0.05) -> Interval:
     return max(0.0, center - half), min(1.0, center + half)
 
 
+@cache
+def exact_interval(right: int, count: int, error: float = 0.05) -> Interval:
+    """Clopper and Pearson's interval of a share: either side misses the truth in at most `error` / 2 of samples."""
+
+    def at_most(most: int, share: float) -> float:
+        """The chance that at most so many of `count` are right."""
+        logs = (
+            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+            + k * math.log(share) + (count - k) * math.log1p(-share)
+            for k in range(most + 1)
+        )  # fmt: skip
+        return sum(map(math.exp, logs))
+
+    def crossing(most: int, chance: float) -> float:
+        """The share at which that chance, which falls as the share rises, is this."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(most, middle) > chance else (low, middle)
+        return low
+
+    lower = 0.0 if right == 0 else crossing(right - 1, 1 - error / 2)
+    upper = 1.0 if right == count else crossing(right, error / 2)
+    return lower, upper
+
+
 def effective_tasks(values: Sequence[float], error: float = 0.05) -> float:
     """Return how many tasks of value 0 or 1 would make a mean as well known as these values make it.
 

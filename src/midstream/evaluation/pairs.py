@@ -66,6 +66,19 @@ class ToolShift(Frozen):
     interval: Interval
 
 
+class Preference(Frozen):
+    """What a person, shown both answers without names, chose on the `asked` tasks whose answers differ.
+
+    The answer of `other` was `preferred` on some of the `decided` tasks, neither on `equal` ones; `interval` is exact.
+    """
+
+    preferred: int
+    decided: int
+    equal: int
+    asked: int
+    interval: Interval
+
+
 class Paired(Frozen):
     """`other` against `first` on the tasks that both have a result of.
 
@@ -74,7 +87,7 @@ class Paired(Frozen):
     tasks on which `other` is better. `left_out` tasks lack a result on a side, `only_first` and `only_other` are in one
     evaluation alone; `runs_left_out` counts the trials without a result, of either side, of tasks that are compared.
     `tools` are the shares of turns by tool, as in `ToolUse`, on the tasks that are compared. `differing` are the tasks
-    that are no tie.
+    that are no tie. `preference` is what people chose in the viewer.
     """
 
     first: str
@@ -98,6 +111,7 @@ class Paired(Frozen):
     runs_left_out: int = 0
     tools: dict[str, ToolShift] = {}
     differing: tuple[Pair, ...] = ()
+    preference: Preference | None = None
 
 
 def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Paired:

@@ -82,9 +82,9 @@ def table(
     return {"kind": "table", "caption": caption, "columns": columns, "rows": shown}
 
 
-def cell(words: str, tone: str = "") -> Cell:
-    """A cell with a tone."""
-    return {"text": words, "tone": tone} if tone else words
+def cell(words: str, tone: str = "", **opens: object) -> Cell:
+    """A cell with a tone; in the browser it `opens` the list of a `part` of the run, under these `filters`."""
+    return {"text": words, "tone": tone, **opens} if tone or opens else words
 
 
 def shift(signed: str, good: str = "+") -> Cell:

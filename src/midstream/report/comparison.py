@@ -20,7 +20,8 @@ from statistics import fmean
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
-from midstream.evaluation.pairs import Evaluated, GroupDifference, Member, Paired
+from midstream.evaluation.estimates import exact_interval
+from midstream.evaluation.pairs import Evaluated, GroupDifference, Member, Paired, Preference
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.pairs import compare_groups as compare_two_groups
 from midstream.report import blocks
@@ -29,6 +30,7 @@ from midstream.report.draw import draw
 from midstream.report.evaluation import effort_table, evaluated_trajectories, label
 from midstream.report.numbers import counted, gain, gains, number, percent, shorten
 from midstream.runs import RunDirectory
+from midstream.runs.feedback import read_choices
 from midstream.runs.info import differing_settings
 
 _SETTINGS_SHOWN = 8
@@ -116,6 +118,7 @@ class Comparison:
         return [
             ("compared", "Compared", [blocks.facts(named)]),
             ("results", "Results", results),
+            ("preference", "What a person preferred", [text(preference(letters, pair)) for pair in self.found]),
             ("details", "What it took", effort),
             ("notes", "To know", [text("\n".join(self.notes), "warn")]),
         ]
@@ -199,7 +202,7 @@ def compare(*runs: Comparable) -> Comparison:
         raise UsageError(f"{counted(len(runs), 'run')} to compare", code="missing-option", fix=fix)
     opened: list[ComparedRun] = []
     for run in runs:
-        opened.append(_opened(run, {other.name for other in opened}))
+        opened.append(open_compared(run, {other.name for other in opened}))
     refused = [error for compared in opened for error in compared.refused]
     first, *others = opened
     for other in others:
@@ -222,7 +225,38 @@ def compare(*runs: Comparable) -> Comparison:
                 refused.append(error)
     if not found:
         raise refused[0]
+    named = {compared.name: compared for compared in opened}
+    chosen = ({"preference": _preference(named[pair.first], named[pair.other], pair)} for pair in found)
+    found = [pair.model_copy(update=preferred) for pair, preferred in zip(found, chosen, strict=True)]
     return Comparison(runs=opened, found=found, refused=refused)
+
+
+def differing_answers(first: ComparedRun, other: ComparedRun, key: tuple[str, str]) -> list[tuple[str, str, str]]:
+    """Question, answer of `other` and of `first` where they differ ("" for none), on a set and sampling.
+
+    Of each task the last run counts that ended without an error; a task of which a side has none is left out.
+    """
+    ours, theirs = (
+        {
+            trial.task_id: (trial.question, trial.answer or "")
+            for trial in evaluated_trajectories(compared.run, compared.results[key])
+            if trial.status == "ok"
+        }
+        for compared in (first, other)
+    )
+    both = ((ours[task], theirs[task]) for task in ours if task in theirs)
+    return [(asked, that, this) for (asked, this), (again, that) in both if asked == again and this != that]
+
+
+def _preference(first: ComparedRun, other: ComparedRun, pair: Paired) -> Preference | None:
+    """Count what people chose; None if nobody chose between answers of these two."""
+    choices = read_choices(first.run.root, other.run.root)
+    asked = differing_answers(first, other, (pair.set_name, pair.sampling)) if choices else []
+    votes = Counter(choices.get(each) for each in asked)
+    decided, equal = votes["up"] + votes["down"], votes["equal"]
+    interval = exact_interval(votes["up"], decided, 1 - pair.level)
+    found = Preference(preferred=votes["up"], decided=decided, equal=equal, asked=len(asked), interval=interval)
+    return found if decided + equal else None
 
 
 def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupComparison:
@@ -240,7 +274,7 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
             code="missing-option",
             fix="name two groups with a run each, e.g. --group 'a=runs/a-*' 'b=runs/b-*'",
         )
-    opened = {name: list(map(_opened, runs)) for name, runs in groups.items()}
+    opened = {name: list(map(open_compared, runs)) for name, runs in groups.items()}
     every = [compared for runs in opened.values() for compared in runs]
     places = Counter(
         (os.path.realpath(compared.run.root), *(result.step for result in compared.results.values()))
@@ -273,7 +307,7 @@ def split_step(named: str) -> tuple[str, str]:
     return (path, step) if at and step.isdecimal() and not Path(named).exists() else (named, "")
 
 
-def _opened(named: Comparable, taken: Collection[str] = ()) -> ComparedRun:
+def open_compared(named: Comparable, taken: Collection[str] = ()) -> ComparedRun:
     """Open a run at a step, under a name that is not `taken`."""
     name = str(named.root if isinstance(named, RunDirectory) else named)
     path, wanted = split_step(name)
@@ -357,6 +391,20 @@ def sentence(letters: Mapping[str, str], pair: Paired | GroupDifference) -> str:
     low, high = sorted(abs(end) * 100 for end in pair.interval)
     points = f"{abs(pair.difference) * 100:.1f} points ({level} interval {low:.1f} to {high:.1f})"
     return f"{other} is {pair.verdict} than {first} by {points}"
+
+
+def preference(letters: Mapping[str, str], pair: Paired) -> str:
+    """What a person preferred, in words; "" if nobody was asked."""
+    if (found := pair.preference) is None:
+        return ""
+    first, other, (low, high) = letters[pair.first], letters[pair.other], found.interval
+    verdict = f"{other} is preferred" if low > 0.5 else f"{first} is preferred" if high < 0.5 else "undecided"
+    interval = f"exact {pair.level * 100:.4g}% interval {percent(low)} to {percent(high)}"
+    return (
+        f"{pair.set_name}, {pair.sampling}: a person preferred {other} to {first} on {found.preferred:,} of "
+        f"{counted(found.decided, 'task')} ({interval}): {verdict}. {found.equal:,} equal, "
+        f"{found.asked - found.decided - found.equal:,} not judged. A person's preference, not the reward."
+    )
 
 
 def compared_blocks(letters: Mapping[str, str], several: Sequence[Paired]) -> list[Block | None]:

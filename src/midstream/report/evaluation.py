@@ -12,7 +12,7 @@ from midstream.report.blocks import Block, Cell, Section, cell, shift, text
 from midstream.report.numbers import change, counted, dollars, mean, number, percent, shorten, troubles
 from midstream.report.trajectory import outcome_words, stopped
 from midstream.runs import RunDirectory
-from midstream.runs.segments import Segment, result_name
+from midstream.runs.segments import Segment, evaluation_name, result_name
 
 _MOST_TOOLS = 16
 _TEXT_LIMIT = 300
@@ -161,13 +161,15 @@ def trials_table(results: Sequence[EvaluationResult]) -> Block | None:
 
 
 def family_table(results: Sequence[EvaluationResult]) -> Block | None:
-    """Success by family, of the sets that have several."""
+    """Success by family, of the sets that have several; a family opens what failed of it."""
     rows = []
     for result in results:
         if len(result.by_family) > 1:
+            part = evaluation_name(result_name(result.set_name, result.sampling))
             for place, (name, family) in enumerate(result.by_family.items()):
                 numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
-                rows.append(["" if place else _named(result, results), name, *numbers])
+                failed = cell(name, part=part, filters={"reward": "wrong", "family": name})
+                rows.append(["" if place else _named(result, results), failed, *numbers])
     return blocks.table("By family", ("set", "family", "tasks", "success", "turns"), rows, left=2)
 
 

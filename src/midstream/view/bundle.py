@@ -172,11 +172,13 @@ def page_html(documents: Mapping[str, Block], *, title: str, start: str) -> str:
 
 
 def add_overview(selection: Selection, name: str) -> None:
-    """Choose a run's overview, and the lists of its evaluations."""
-    for part in selection.take("run", name)["parts"]:
-        if part["kind"] != "step":
-            # They are small, and all of them wanted.
-            selection.try_to("run", name, "part", part["name"], until=2 * selection.most)
+    """Choose a run's overview, the lists of its evaluations, and what failed in the last ones."""
+    evaluated = [part["name"] for part in selection.take("run", name)["parts"] if part["kind"] != "step"]
+    for part in evaluated:
+        # They are small, and all of them wanted.
+        selection.try_to("run", name, "part", part, until=2 * selection.most)
+    for part in evaluated[-4:]:  # causes need whole trajectories, of which a long run has many
+        selection.try_to("run", name, "part", part, "failures", until=selection.most)
 
 
 def add_trajectories(selection: Selection, name: str, *, until: float, most: int) -> None:

@@ -1,7 +1,7 @@
 """The documents of the viewer, by path: runs, a run, a part of it, a group, a trajectory, its calls and their tokens.
 
     runs    run/RUN    run/RUN/part/PART    compare/RUN/RUN
-    run/RUN/part/PART/group/TASK
+    compare/RUN/RUN/choices    run/RUN/part/PART/failures    run/RUN/part/PART/group/TASK
     run/RUN/part/PART/trajectory/PLACE    .../call/N    .../call/N/tokens
 
 Each is a JSON value (viewer/README.md). A run that is damaged or half written is shown as far as it goes.
@@ -31,8 +31,8 @@ from midstream.runs.journal import skip_damage
 from midstream.runs.segments import Entry, evaluation_name, result_name
 from midstream.view import calls
 from midstream.view.advantages import advantages
-from midstream.view.entries import Filter, entries
-from midstream.view.feedback import given_on_lessons, given_on_trajectories, keep_feedback
+from midstream.view.entries import READ, Filter, entries, failures
+from midstream.view.feedback import choice_document, given_on_lessons, given_on_trajectories, keep_choice, keep_feedback
 from midstream.view.parts import RESTORE, Part, journal_sets, of_task, segment_part, trajectory_at
 from midstream.view.runs import Runs, state_of, summary, updates_of
 
@@ -60,9 +60,12 @@ class Documents:
             case ["run", run]:
                 return self.run(run)
             case ["run", run, "part", part]:
-                texts = {name: query.get(name, "") for name in ("reward", "status", "tool", "error", "text")}
+                texts = {name: query.get(name, "") for name in ("reward", "status", *READ)}
                 start, limit = _number(query, "from", 0), max(1, _number(query, "limit", PAGE))
                 return self.part(run, part, Filter(**texts, start=start, limit=limit, seconds=_LISTED_S))
+            case ["run", run, "part", part, "failures"]:
+                opened = self.open(run, part)
+                return failures(opened, len(opened.entries))
             case ["run", run, "part", part, "group", task]:
                 return self.group(run, part, task)
             case ["run", run, "part", part, "trajectory", place]:
@@ -79,6 +82,9 @@ class Documents:
                 return safe(found)
             case ["compare", first, second]:
                 return comparison_page(_kept(compare, self.runs.directory(first), self.runs.directory(second)))
+            case ["compare", first, second, "choices"]:
+                runs = self.runs.directory(first), self.runs.directory(second)
+                return choice_document(*runs, _number(query, "place", -1))
         raise _missing(f"there is no document {'/'.join(path)!r}")
 
     def list_runs(self) -> Block:
@@ -192,6 +198,10 @@ class Documents:
         """Keep a thumb or a note; raises as `keep_feedback`."""
         part = body.get("part") if isinstance(body, dict) else None
         return keep_feedback(self.runs.directory(run), body, self.open(run, part) if isinstance(part, str) else None)
+
+    def choose(self, first: str, second: str, body: Any) -> Block:
+        """Keep a choice between two answers, and return the next question; raises as `keep_choice`."""
+        return keep_choice(self.runs.directory(first), self.runs.directory(second), body)
 
     def open(self, run: str, name: str) -> Part:
         """A part of a run. Raises `UsageError` without it."""

@@ -1,4 +1,4 @@
-"""Lists of trajectories with filters; what takes long is done for a while, and continues where the answer ended."""
+"""Lists of trajectories, filtered or by cause; what takes long is done for a while, and continues where it ended."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+
+from pydantic import ValidationError
 
 from midstream.core.errors import RunError, UsageError
-from midstream.report.blocks import Block
+from midstream.core.text import visible
+from midstream.core.trajectory import Trajectory
+from midstream.report.blocks import Block, safe
+from midstream.report.causes import cause_of, group_by_cause, matches, reason_of, tasks_of
 from midstream.runs.segments import Entry
 from midstream.view.parts import Part, records
 
@@ -19,6 +26,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "": math.isclose,
 }  # fmt: skip
 _LONGEST = 400  # characters of a question or an answer in a list
+READ = ("tool", "error", "text", "family", "cause", "where")  # filters that need the trajectories themselves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +34,10 @@ class Filter:
     """What a list holds: at most `limit` trajectories from the place `start` on that pass.
 
     After about so many `seconds` of reading a filtered list ends early, another one shows only what the index says.
-    `reward` is a number, one with "<", "<=", ">" or ">=" before it, or "none"; `status` is "ok" or "error". `tool` is
-    the name of a tool that was called, `error` a text within an error of the trajectory or of a turn ("*": any),
-    `text` one within a question, an answer or any other text; letter case does not matter.
+    `reward` is a number, one with "<", "<=", ">" or ">=" before it, "none", or "wrong" for all that are not right;
+    `status` is "ok" or "error". `tool` is the name of a tool that was called, `error` a text within an error of the
+    trajectory or of a turn ("*": any), `text` one within a question, an answer or any other text; letter case does not
+    matter. `family` and `cause` are whole names, `where` is an expression (`report/causes.py`).
     """
 
     reward: str = ""
@@ -36,6 +45,9 @@ class Filter:
     tool: str = ""
     error: str = ""
     text: str = ""
+    family: str = ""
+    cause: str = ""
+    where: str = ""
     start: int = 0
     limit: int | None = None
     seconds: float = math.inf
@@ -44,15 +56,17 @@ class Filter:
         """Whether the index lets the trajectory pass. Raises `UsageError` for a reward of another form."""
         if self.status and entry.status != self.status:
             return False
+        if self.reward == "wrong":
+            return entry.status != "ok" or entry.score is None or entry.score < 1
         if self.reward in ("", "none"):
             return not self.reward or entry.score is None
         if (wanted := _REWARD.fullmatch(self.reward)) is None:
-            fix = "a number such as 1 or <0.5, or none"
+            fix = "a number such as 1 or <0.5, none, or wrong"
             raise UsageError(f"reward = {self.reward!r} is no filter", code="setting-range", fix=fix)
         return entry.score is not None and _COMPARE[wanted[1]](entry.score, float(wanted[2]))
 
     def finds(self, record: Block) -> bool:
-        """Whether the trajectory of a record passes."""
+        """Whether the trajectory of a record passes. Raises `UsageError` for no expression."""
         try:
             turns = record.get("turns") or []
             named = (part for turn in turns for part in (turn.get("action"), turn.get("command")))
@@ -61,8 +75,11 @@ class Filter:
                 (not self.tool or any(part and part.get("tool") == self.tool for part in (*named, *made)))
                 and (not self.error or _within(self.error, _errors(record, turns)))
                 and (not self.text or _within(self.text, _texts(record)))
+                and (not self.family or visible(record.get("family", "")) == self.family)
+                and (not self.cause or visible(cause_of(Trajectory.model_validate(record))) == self.cause)
+                and (not self.where or matches(Trajectory.model_validate(record), self.where))
             )
-        except (AttributeError, TypeError):  # of a record of another form
+        except (AttributeError, TypeError, ValidationError):  # of a record of another form
             return False
 
 
@@ -70,7 +87,7 @@ def entries(part: Part, wanted: Filter) -> tuple[list[Block], int | None, int]:
     """The entries of a list, where to continue (None: at its end), and how many trajectories were seen."""
     places = [place for place, entry in enumerate(part.entries) if place >= wanted.start and wanted.takes(entry)]
     found: list[Block] = []
-    searched = bool(wanted.tool or wanted.error or wanted.text)
+    searched = any(getattr(wanted, name) for name in READ)
     following, until = None, math.inf
     try:
         for place, record in zip(places, records(part, places), strict=True):
@@ -91,12 +108,34 @@ def entries(part: Part, wanted: Filter) -> tuple[list[Block], int | None, int]:
     return found, following, (len(part.entries) if following is None else following) - wanted.start
 
 
+@lru_cache(8)
+def failures(part: Part, count: int) -> Block:
+    """The first `count` trajectories of a part, those that are not right by cause, and the tasks that these make."""
+    wrong = Filter(reward="wrong")
+    places = [place for place, entry in enumerate(part.entries[:count]) if wrong.takes(entry)]
+    rows: list[Block] = []
+    runs: list[Trajectory] = []
+    try:
+        for place, record in zip(places, records(part, places), strict=True):
+            with suppress(ValidationError):  # the list says that it cannot be read
+                runs.append(run := Trajectory.model_validate(record))
+                rows.append({**_entry(place, part.entries[place], record), "gold": (run.gold or "")[:_LONGEST]})
+    except RunError as error:
+        part.damage = part.damage or error.what
+    causes = [
+        {"cause": cause, "words": reason_of(runs[at[0]])[1][:_LONGEST], "rollouts": [rows[place] for place in at]}
+        for cause, at in group_by_cause(runs).items()
+    ]
+    return safe({"count": count, "causes": causes, "tasks": tasks_of(runs)})
+
+
 def _entry(place: int, entry: Entry, record: Block) -> Block:
-    """What the index says, with question, answer and number of turns; these not of a record that cannot be read."""
+    """What the index says, with family, question, answer and turns; these not of a record that cannot be read."""
     found = {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
     if record:
         turns = record.get("turns", ())
         found["turns"] = len(turns) if isinstance(turns, list) else 0
+        found["family"] = record.get("family", "")
         for name in ("question", "answer"):
             text = record.get(name)
             found[name] = text[:_LONGEST] if isinstance(text, str) else None

@@ -1,20 +1,27 @@
-"""Thumbs and notes from the viewer: kept in the run; a thumb on a lesson also is a vote of the project."""
+"""Thumbs, notes and choices between answers, kept in the run; a thumb on a lesson also is a vote of the project."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.seeds import derive_seed
+from midstream.report.blocks import Block, safe
+from midstream.report.comparison import differing_answers, open_compared
 from midstream.runs import RunDirectory
-from midstream.runs.feedback import add_feedback, read_feedback
+from midstream.runs.feedback import add_feedback, read_choices, read_feedback
 from midstream.view.entries import Filter, entries
 from midstream.view.parts import Part
 
 LONGEST_NOTE = 10_000  # characters
 _VALUES: Mapping[str, Literal["for", "against", "none"]] = {"up": "for", "down": "against", "": "none"}
 _THUMBS = {"for": "up", "against": "down"}
+_CHOICES = ("first", "second", "equal")  # of two answers that are shown
 Given = dict[str, str]  # {"vote", "note"}
 
 
@@ -84,3 +91,58 @@ def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
         if vote.by == "person" and vote.run == where:
             found.setdefault(vote.lesson, {"vote": "", "note": ""})["vote"] = _THUMBS[vote.value]
     return found
+
+
+def keep_choice(first: RunDirectory, other: RunDirectory, body: Any) -> Block:
+    """Keep, in `other`, which of two answers is better, `{"id", "choice"}`; returns the next question.
+
+    `choice` is "first", "second", "equal", or "" to take it back. Raises `UsageError` for another body or question.
+    """
+    number, choice = (str(body.get(name)) for name in ("id", "choice")) if isinstance(body, dict) else ("", "")
+    texts = _questions(first, other).get(number)
+    if texts is None or choice not in (*_CHOICES, ""):
+        what = f"there is no question {number!r} with a choice {choice!r}"
+        raise UsageError(what, code="unknown-name", fix="reload the page: a run may have been evaluated again")
+    said = dict(zip(("question", "answer", "against"), texts, strict=True))
+    add_feedback(other.root, {**said, "vote": _votes(number)[_CHOICES.index(choice)] if choice else ""})
+    return choice_document(first, other)
+
+
+def choice_document(first: RunDirectory, other: RunDirectory, place: int = -1) -> Block:
+    """The question at a place (-1: the first that waits for a choice), with two answers in random order, unnamed.
+
+    The order of tasks is random too, so that a person who stops early has judged a random part.
+    """
+    questions, kept = list(_questions(first, other).items()), read_choices(first.root, other.root)
+    votes = [kept.get(texts, "") for _, texts in questions]
+    if place < 0:
+        place = next((place for place, vote in enumerate(votes) if not vote), len(votes))
+    found: Block = {"count": len(votes), "decided": sum(map(bool, votes)), "place": place}
+    if place < len(votes):
+        number, (question, answer, against) = questions[place]
+        order, vote = _votes(number), votes[place]
+        answers = [answer, against] if order[0] == "up" else [against, answer]
+        choice = _CHOICES[order.index(vote)] if vote else ""
+        found |= {"id": number, "question": question, "answers": answers, "choice": choice}
+    return safe(found)
+
+
+def _questions(*runs: RunDirectory) -> dict[str, tuple[str, str, str]]:
+    # Kept while choices are added to the runs: each would read all trajectories again.
+    paths = [run.evaluations.path for run in runs]
+    return _drawn(*((path, path.exists() and path.stat().st_mtime_ns) for path in paths))
+
+
+@lru_cache(4)
+def _drawn(*evaluated: tuple[Path, int]) -> dict[str, tuple[str, str, str]]:
+    """The questions whose answers differ, each once, by a number that is drawn by the first run's seed, in order."""
+    first, other = (open_compared(path.parent) for path, _ in evaluated)
+    shared = [key for key in first.results if key in other.results]
+    found = dict.fromkeys(texts for key in shared for texts in differing_answers(first, other, key))
+    numbered = {derive_seed(first.run.info().seed, "choice", json.dumps(texts)): texts for texts in found}
+    return {str(number): numbered[number] for number in sorted(numbered)}
+
+
+def _votes(number: str) -> tuple[str, str, str]:
+    """What each of `_CHOICES` says of the other run's answer, which is shown first for an odd number."""
+    return ("up", "down", "equal") if int(number) % 2 else ("down", "up", "equal")

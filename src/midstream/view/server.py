@@ -3,7 +3,7 @@
     GET  /TOKEN/                the page
     GET  /TOKEN/api/PATH        a document (`documents.py`)
     GET  /TOKEN/api/events      server-sent events: which runs changed
-    POST /TOKEN/api/run/RUN/feedback
+    POST /TOKEN/api/run/RUN/feedback and /TOKEN/api/compare/RUN/RUN/choices
 
 It answers this machine alone, and there who has the token: pages of other hosts are refused by the token, by the Host
 header (a name that was bound to 127.0.0.1 after the page was loaded) and by Origin. No request leaves its page.
@@ -109,6 +109,9 @@ class Viewer:
                     case ["api", "run", run, "feedback"] if request.method == "POST":
                         body = parse_json(await body_of(request.receive, _LONGEST_BODY))
                         return as_json(await in_thread(lambda: self.documents.feedback(run, body)))
+                    case ["api", "compare", first, second, "choices"] if request.method == "POST":
+                        body = parse_json(await body_of(request.receive, _LONGEST_BODY))
+                        return as_json(await in_thread(lambda: self.documents.choose(first, second, body)))
                     case _ if request.method == "POST":
                         return problem(405, "refused", "nothing is taken at this address")
                     case ["api", "events"] if request.method == "GET":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from midstream.cli import options as shared
@@ -12,10 +11,10 @@ from midstream.core.errors import UsageError
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
 from midstream.report.blocks import code, table, text
+from midstream.report.causes import group_by_cause, matches, tasks_of
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.report.numbers import counted, number
 from midstream.runs import RunDirectory
-from midstream_ci.causes import Cause, choose, group_by_cause
 
 HELP = "runs that are not right, grouped by cause; their tasks as a file"
 
@@ -34,9 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the causes, and write the tasks."""
     directory = RunDirectory.open(Path(options.run))
-    chosen = choose(_evaluated(directory, options.set_name), options.where)
-    causes = [cause for cause in group_by_cause(chosen) if cause.name.startswith(options.cause or "")]
-    runs = [run for cause in causes for run in cause.runs]
+    chosen = [run for run in _evaluated(directory, options.set_name) if matches(run, options.where)]
+    causes = {
+        cause: [chosen[place] for place in places]
+        for cause, places in group_by_cause(chosen).items()
+        if cause.startswith(options.cause or "")
+    }
+    runs = [run for alike in causes.values() for run in alike]
     tasks = tasks_of(runs)
     if options.tasks is not None:
         if not tasks:
@@ -46,9 +49,11 @@ def run(options: argparse.Namespace) -> int:
                 fix="name another --cause or --where",
             )
         options.tasks.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
-        options.tasks.write_text("".join(lines), encoding="utf-8")
-    record = [{"cause": cause.name, "runs": [run.id for run in cause.runs], "tasks": cause.tasks} for cause in causes]
+        options.tasks.write_text("".join(f"{line}\n" for line in tasks.values()), encoding="utf-8")
+    record = [
+        {"cause": cause, "runs": [run.id for run in alike], "tasks": [*tasks_of(alike)]}
+        for cause, alike in causes.items()
+    ]
     written = f"{counted(len(tasks), 'task')} in {options.tasks}" if options.tasks is not None else ""
     title = f"{counted(len(runs), 'run')} of {counted(len(tasks), 'task')}, by cause"
     parts = [text(title, "strong"), _causes(causes), code(written)]
@@ -70,18 +75,9 @@ def _evaluated(directory: RunDirectory, set_name: str | None) -> Iterator[Trajec
         yield from evaluated_trajectories(directory, result)
 
 
-def _causes(causes: Iterable[Cause]) -> dict[str, object] | None:
+def _causes(causes: Mapping[str, Sequence[Trajectory]]) -> dict[str, object] | None:
     rows = []
-    for cause in causes:
-        score = sum(map(value, cause.runs)) / len(cause.runs)
-        rows.append((cause.name, number(len(cause.runs)), number(len(cause.tasks)), f"{score:.2f}", cause.runs[0].id))
+    for cause, runs in causes.items():
+        score = sum(map(value, runs)) / len(runs)
+        rows.append((cause, number(len(runs)), number(len(tasks_of(runs))), f"{score:.2f}", runs[0].id))
     return table("", ("cause", "runs", "tasks", "mean reward", "e.g."), rows)
-
-
-def tasks_of(runs: Iterable[Trajectory]) -> list[dict[str, str]]:
-    """A row for each task of these runs: its question, gold answer, family and id."""
-    rows = {run.task_id: run for run in runs}
-    return [
-        {"id": name, "question": run.question, "answer": run.gold or "", "family": run.family}
-        for name, run in rows.items()
-    ]

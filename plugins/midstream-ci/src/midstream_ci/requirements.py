@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -23,7 +22,7 @@ from midstream.core.errors import UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text import counted
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.estimates import Interval, majority, mean_interval, t_quantile, value
+from midstream.evaluation.estimates import Interval, exact_interval, majority, mean_interval, t_quantile, value
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.runs import RunDirectory
 
@@ -201,34 +200,6 @@ def _interval(values: Sequence[float], error: float) -> Interval:
     if set(values) <= {0.0, 1.0}:
         return exact_interval(round(sum(values)), len(values), error)
     return mean_interval(values, error)[0]
-
-
-@cache
-def exact_interval(right: int, count: int, error: float) -> Interval:
-    """Clopper and Pearson's interval of a share: either side misses the truth in at most `error` / 2 of samples."""
-
-    def at_most(most: int, share: float) -> float:
-        """The chance that at most so many of `count` are right."""
-        if share in (0.0, 1.0):
-            return float(share == 0.0 or most >= count)
-        logs = (
-            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-            + k * math.log(share) + (count - k) * math.log1p(-share)
-            for k in range(most + 1)
-        )  # fmt: skip
-        return sum(map(math.exp, logs))
-
-    def crossing(most: int, chance: float) -> float:
-        """The share at which that chance, which falls as the share rises, is this."""
-        low, high = 0.0, 1.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_most(most, middle) > chance else (low, middle)
-        return low
-
-    lower = 0.0 if right == 0 else crossing(right - 1, 1 - error / 2)
-    upper = 1.0 if right == count else crossing(right, error / 2)
-    return lower, upper
 
 
 def _value(requirement: Requirement, trials: Sequence[Trajectory], lost: float) -> float:

@@ -79,6 +79,7 @@ def thumbs_of(runs: tuple[Path, ...]) -> Judged:
     found: dict[Hashable, list[float]] = {}
     for run in runs:
         for entry in read_feedback(run).values():
-            if entry.vote and (key := answer_key(entry.question, entry.answer)) is not None:
+            # A choice between two answers calls neither of them good.
+            if entry.against is None and entry.vote and (key := answer_key(entry.question, entry.answer)) is not None:
                 found.setdefault((entry.question, key), []).append(_VALUES[entry.vote])
     return {key: fmean(values) for key, values in found.items()}
