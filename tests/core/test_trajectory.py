@@ -47,7 +47,7 @@ def any_of(kind: type[Frozen]) -> SearchStrategy[Any]:
     holds_json = {
         name: st.dictionaries(TEXT, JSON, max_size=3)
         for name in fields
-        if name in ("arguments", "metadata", "sent", "outcome", "fields")
+        if name in ("arguments", "metadata", "sent", "reply", "outcome", "fields")
     }
     return st.builds(kind, **{**{name: st.from_type(of) for name, of in fields.items()}, **holds_json})  # type: ignore[arg-type]
 

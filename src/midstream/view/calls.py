@@ -91,6 +91,9 @@ def _messages(call: Call) -> list[Message]:
     for message in call.messages:
         fields = json.dumps(message.fields, ensure_ascii=False, indent=1) if message.fields else ""
         found.append((message.role, "\n".join(filter(None, (message.content, fields)))))
+    if call.reply:
+        # With its reasoning, and what was asked for besides a text.
+        found.append(("answer of the server", json.dumps(call.reply, ensure_ascii=False, indent=1)))
     return found
 
 
