@@ -217,5 +217,5 @@ def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
 
         return own_session_agent(kind, reference, value)
     function = OwnFunction(kind, reference, value, GIVEN, f"a function that takes some of {', '.join(GIVEN)}")
-    asks = "always" if "model" in function.takes else "optional"
+    asks = "always" if "model" in function.takes else "optional" if "models" in function.takes else "never"
     return function.settings(FunctionAgentSettings, build=lambda config, _: FunctionAgent(function, config), asks=asks)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
-from midstream.components.own import reference_of
+from midstream.components.own import name_of, reference_of
 from midstream.core.engine import Engine
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.text import html_table
@@ -186,6 +187,7 @@ class OwnAgent(AgentSpec):
         command = isinstance(agent, list | tuple)
         named = {"type": "command", "command": list(agent)} if command else {"type": component_type(agent)}
         self._table["agent"] = {**named, **asks}
+        self._table["name"] = Path(agent[0]).name if command else name_of(str(named["type"])).rpartition(".")[2]
         self._table = with_settings(self._table, (settings or {}).items())
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from midstream.components.component import Table
-from midstream.components.kinds import IN_A_PACKAGE
+from midstream.components.kinds import IN_A_PACKAGE, config_class
 from midstream.components.own import anchored, is_reference, name_of
 from midstream.core.errors import RecipeError, did_you_mean, shown
 from midstream.core.secrets import refuse_secrets
@@ -71,7 +71,9 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
 def read_table(name: str) -> Table:
     """The recipe's table with everything it extends merged in; `name` may be an own agent, "my_agent.py:solve"."""
     if is_reference(name):
-        agent = {"type": str(anchored({"type": name}, Path.cwd())["type"]), "engine": "model"}
+        agent = {"type": str(anchored({"type": name}, Path.cwd())["type"])}
+        if config_class("agent", agent["type"]).asks != "never":
+            agent["engine"] = "model"
         return read_table("own-agent") | {"name": name_of(name), "agent": agent}
     path = find_recipe(name)
     tables: dict[Path, Table] = {}
