@@ -161,14 +161,17 @@ def span_of(origin: Origin, trajectory: Trajectory) -> Span:
     before it ended, and has the attribute `midstream.estimated_time`.
     """
     step = re.match(r"(?:step|gate)-0*(\d+)", origin.part)
-    score = trajectory.reward
+    score, answer = trajectory.reward, trajectory.final or trajectory.answer or ""
     attributes = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": "midstream",
         "gen_ai.agent.name": trajectory.agent,
         "gen_ai.conversation.id": f"{origin.run}/{origin.part}/{trajectory.id}",
         "gen_ai.input.messages": _messages([("user", trajectory.question)]),
-        "gen_ai.output.messages": _messages([("assistant", trajectory.final or trajectory.answer or "")], "stop"),
+        "gen_ai.output.messages": _messages([("assistant", answer)], "stop"),
+        # OpenInference's names, from which Phoenix lists an agent's question and answer.
+        "input.value": trajectory.question,
+        "output.value": answer,
         "error.type": trajectory.error.type if trajectory.error else None,
         "midstream.run": origin.run,
         "midstream.recipe": origin.recipe,
