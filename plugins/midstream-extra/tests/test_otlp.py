@@ -1,4 +1,4 @@
-"""Traces reach a collector while a run goes on, and one that is slow, gone or killed costs no run."""
+"""Traces reach a collector during a run, and one that is slow, gone or killed costs no run."""
 
 from __future__ import annotations
 
