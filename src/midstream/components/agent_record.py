@@ -221,5 +221,5 @@ async def observe(
     started, clock = time.time(), time.monotonic()
     result = await call_tool(tool, arguments)
     status, took = "ok" if result.ok else "error", time.monotonic() - clock
-    times = {"started_at": started, "duration_s": took}
-    return Observation(status=status, text=write(result.text), marks=result.marks, **times), result.calls
+    text, marks = write(result.text), result.marks
+    return Observation(status=status, text=text, started_at=started, duration_s=took, marks=marks), result.calls
