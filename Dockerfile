@@ -1,7 +1,8 @@
-# midstream on a CPU, as a user without rights:
+# midstream on a CPU, as a user without rights, here you, to whom the files in runs/ then belong:
 #   docker build --tag midstream .
-#   docker run --rm --volume "$PWD:/work" midstream demo
-#   docker run --rm --volume "$PWD:/work" --publish 8000:8000 midstream view --host 0.0.0.0 --port 8000
+#   docker run --rm --user "$(id -u)" --volume "$PWD:/work" midstream demo
+#   docker run --rm --user "$(id -u)" --volume "$PWD:/work" --publish 127.0.0.1:8000:8000 midstream view --host 0.0.0.0 --port 8000
+# The viewer prints its address with a token: open it with localhost in place of 0.0.0.0.
 #
 # The sandbox for code that a model writes: where the container may not make user namespaces, which is Docker's default,
 # bubblewrap cannot start; `midstream doctor` in the container says which tier works. For the strong tier:
@@ -13,9 +14,11 @@ COPY pyproject.toml README.md LICENSE ./
 COPY recipes recipes
 COPY src src
 COPY plugins plugins
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools,serve]' ./plugins/midstream-mcp ./plugins/midstream-web ./plugins/midstream-worlds
-RUN useradd --create-home --uid 1000 midstream && mkdir /work && chown midstream /work
-USER midstream
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools,serve]' ./plugins/midstream-mcp ./plugins/midstream-web ./plugins/midstream-worlds './plugins/midstream-extra[otel]'
+# Whoever --user names has no entry in /etc/passwd: PyTorch asks for a name, caches for a home.
+ENV HOME=/tmp USER=midstream
+RUN mkdir /work && chown 1000 /work
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["midstream"]
 CMD ["--help"]

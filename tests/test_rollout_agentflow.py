@@ -17,7 +17,7 @@ from midstream.core.engine import Engine, LockstepEngine, Request
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.task import Task
 from midstream.core.tool import Tool, ToolResult
-from midstream.core.trajectory import Call, Score, Trajectory
+from midstream.core.trajectory import Call, Score, Trajectory, without_clocks
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig
 from midstream_worlds.planning.action_lines import ActionLinesConfig, ActionLinesPlanner
@@ -117,16 +117,6 @@ def agentflow(engine: Any, tool: Tool, *, max_turns: int = 5, reward: Any = None
     )
 
 
-def still(trajectory: Trajectory) -> Trajectory:
-    """Without wall-clock times."""
-    turns = [
-        turn.model_copy(update={"observation": turn.observation.model_copy(update={"duration_s": 0.0})})
-        for turn in trajectory.turns
-        if turn.observation
-    ]
-    return trajectory.model_copy(update={"turns": tuple(turns), "started_at": 0.0, "duration_s": 0.0})
-
-
 @dataclass
 class FreeEngine:
     """The policy as an engine that answers each request by itself, after a while."""
@@ -149,7 +139,7 @@ def results(
     engine: Engine, archive: Archive | None = None, *, more: dict[str, Any] | None = None, **config: Any
 ) -> list[Trajectory]:
     groups = run(agentflow(engine, archive or Archive(), **config), group_size=4, **more or {})
-    return [still(one) for one in flat(groups)]
+    return [without_clocks(one) for one in flat(groups)]
 
 
 def test_an_engine_without_a_barrier_gives_the_same_whatever_the_timing():
@@ -226,7 +216,7 @@ def test_a_wave_is_done_as_a_whole_and_kept_as_a_whole():
     engine = Lockstep()
     whole = results(engine, more={"on_done": waves.append}, concurrency=5)
     assert [len(wave) for wave in waves] == [5, 5, 5, 5, 4]
-    assert [still(one) for wave in waves for one in wave] == whole
+    assert [without_clocks(one) for wave in waves for one in wave] == whole
     kept = {(one.task_id, one.rollout_index): one for wave in waves[:2] for one in wave}
     again = Lockstep()
     assert results(again, more={"kept": kept}, concurrency=5) == whole

@@ -21,6 +21,7 @@ from midstream.core.events import (
     Phase,
     RunEvent,
     StepFinished,
+    TrajectoriesFinished,
     UpdateFinished,
 )
 from midstream.core.metrics import Spent, StepTiming
@@ -132,6 +133,21 @@ def test_a_tracker_that_fails_is_off_after_one_note_and_the_run_receives_every_e
     [note] = [event for event in received if isinstance(event, Note)]
     assert f"{fails} failed" in note.text
     assert "tracker recorder is off" in note.text
+
+
+def test_a_tracker_may_receive_trajectories_and_say_what_it_lost(run):
+    class Follower(Recorder):
+        def trajectories(self, ended, part):
+            self._call("trajectories", [one.id for one in ended], part)
+
+        def finish(self, status):
+            return "lost 1 of 2 traces"
+
+    follower, one = Follower(), fake_run.solved()
+    events = [TrajectoriesFinished([one], "step-1"), TrajectoriesFinished([one], "eval-test", earlier=True)]
+    received = feed(run, follower, *events)
+    assert follower.calls[1:] == [("trajectories", [one.id], "step-1")]
+    assert received == [*events, Note("tracker follower lost 1 of 2 traces")]
 
 
 def test_a_tracker_that_hangs_is_left_behind(run, monkeypatch):

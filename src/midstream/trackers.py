@@ -32,7 +32,6 @@ from midstream.core.events import (
     TrajectoriesFinished,
     UpdateFinished,
 )
-from midstream.core.trajectory import Trajectory
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
@@ -42,8 +41,8 @@ class Tracker(Protocol):
     """Receives the metrics of a run, as an experiment tracker does; see docs/tracking.md.
 
     Its methods are called in one thread, in this order: `start`, any number of `log`, `finish`. One that raises is off
-    from then on, and the run continues. A tracker may also have `trajectories(ended)`, which receives the trajectories
-    of an evaluation as they end.
+    from then on, and the run continues. A tracker may also have `trajectories(ended, part)`, which receives
+    trajectories as they end, and the part of the run that they belong to (`TrajectoriesFinished`).
     """
 
     def start(self, run: Mapping[str, Any]) -> str | None:
@@ -57,13 +56,14 @@ class Tracker(Protocol):
         """Log metrics, by name, of a training step or an update; 0 is the evaluation before the first."""
         ...
 
-    def finish(self, status: str) -> None:
-        """End, with "finished", "interrupted" or "failed"."""
+    def finish(self, status: str) -> str | None:
+        """End, with "finished", "interrupted" or "failed"; what it returns is a warning: "lost 3 of 9 traces"."""
         ...
 
 
 Track = str | Tracker | type[Tracker] | Sequence[str | Tracker | type[Tracker]]
 _FINISH_S = 60.0  # to send what is waiting when the run ends
+_OFF = "is off, the run continues without it:"
 # MLflow takes these characters, the others more.
 _UNFIT = re.compile(r"[^\w.-]+")
 
@@ -166,7 +166,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
     def note_failures() -> None:
         for feed in [feed for feed in feeds if feed.failure]:
             feeds.remove(feed)
-            listener(Note(f"tracker {feed.name} is off, the run continues without it: {feed.failure}"))
+            listener(Note(f"tracker {feed.name} {feed.failure}"))
 
     def listen(event: RunEvent) -> None:
         listener(event)
@@ -175,7 +175,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
         if isinstance(event, TrajectoriesFinished) and not event.earlier:
             for feed in feeds:
                 if hasattr(feed.tracker, "trajectories"):
-                    feed.waiting.put(event.trajectories)
+                    feed.waiting.put(event)
         if logged := metrics_of(event, spent):
             for feed in feeds:
                 feed.waiting.put(logged)
@@ -197,7 +197,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
         for feed in feeds:
             feed.join(max(0.0, until - time.monotonic()))
             if feed.is_alive():
-                feed.failure = f"it did not finish within {_FINISH_S:.0f} s"
+                feed.failure = f"{_OFF} it did not finish within {_FINISH_S:.0f} s"
         note_failures()
 
 
@@ -212,9 +212,9 @@ class _Feed(threading.Thread):
         # A tracker that hangs must not keep the process from ending.
         super().__init__(name=name, daemon=True)
         self.tracker, self.about, self.kept = tracker, about, kept
-        self.failure = ""  # why it is off
+        self.failure = ""  # why it is off, or what it lost
         # What to log, then the run's status.
-        self.waiting: queue.SimpleQueue[Logged | Sequence[Trajectory] | str] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[Logged | TrajectoriesFinished | str] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Log what waits until the status comes."""
@@ -226,7 +226,7 @@ class _Feed(threading.Thread):
             atomic_write(self.kept, json.dumps(record).encode())
             while not isinstance(logged := self.waiting.get(), str):
                 if not isinstance(logged, Logged):
-                    cast("Any", self.tracker).trajectories(logged)
+                    cast("Any", self.tracker).trajectories(logged.trajectories, logged.part)
                     continue
                 # A resumed run repeats the steps after its checkpoint.
                 if logged.step and logged.step <= steps.get(logged.group, 0):
@@ -234,6 +234,6 @@ class _Feed(threading.Thread):
                 self.tracker.log(logged.values, logged.step)
                 steps[logged.group] = logged.step
                 atomic_write(self.kept, json.dumps(record).encode())
-            self.tracker.finish(logged)
+            self.failure = self.tracker.finish(logged) or ""
         except BaseException as error:  # noqa: BLE001 - a tracker may raise anything, SystemExit too
-            self.failure = " ".join(f"{type(error).__name__}: {error}".split())
+            self.failure = " ".join(f"{_OFF} {type(error).__name__}: {error}".split())

@@ -28,9 +28,9 @@ from midstream.core.trajectory import (
     MemoryRecord,
     Observation,
     Trajectory,
-    Turn,
     Usage,
     Verdict,
+    without_clocks,
 )
 from midstream_worlds.scripted_engine import ScriptedEngine
 
@@ -318,14 +318,7 @@ def test_a_listener_hears_everything_in_order_and_changes_nothing():
     ]  # fmt: skip
     assert [one.value for one in heard if one.kind == "verdict"] == [turn.verdict for turn in trajectory.turns]
     unheard = run(Modules(), Echo(), max_turns=2)
-    times = {"started_at": 0.0, "duration_s": 0.0}
-    bare = [
-        turn.model_copy(update={"observation": turn.observation.model_copy(update={"duration_s": 0.0})})
-        for turn in (*trajectory.turns, *unheard.turns)
-        if turn.observation
-    ]
-    assert bare[:2] == bare[2:]
-    assert trajectory.model_copy(update={**times, "turns": ()}) == unheard.model_copy(update={**times, "turns": ()})
+    assert without_clocks(trajectory) == without_clocks(unheard)
 
 
 def test_a_bug_is_not_taken_for_a_broken_engine_or_a_deadline():
@@ -597,21 +590,12 @@ class Jitter(Echo):
         return ToolResult(text=f"seen {arguments['text']}")
 
 
-def without_times(trajectory: Trajectory) -> Trajectory:
-    def still(turn: Turn) -> Turn:
-        assert turn.observation
-        return turn.model_copy(update={"observation": turn.observation.model_copy(update={"duration_s": 0.0})})
-
-    turns = tuple(still(turn) for turn in trajectory.turns)
-    return trajectory.model_copy(update={"turns": turns, "started_at": 0.0, "duration_s": 0.0})
-
-
 def test_64_runs_at_once_on_one_agent_do_not_meet():
     flow, tool = agent(Wanderer(), max_turns=6), Jitter(name="jitter")
     tasks = [Task(id=f"t{i}", question=f"question-{i}-", answer="") for i in range(64)]
 
     async def one(i: int) -> Trajectory:
-        return without_times(await flow.run(tasks[i], RunContext(tools=[tool], seed=i, order=i)))
+        return without_clocks(await flow.run(tasks[i], RunContext(tools=[tool], seed=i, order=i)))
 
     async def together() -> list[Trajectory]:
         return await asyncio.gather(*(one(i) for i in range(64)))

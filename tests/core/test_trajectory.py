@@ -108,10 +108,12 @@ def test_signal_is_the_papers():
 
 def test_clocks_and_nothing_else_are_taken_away():
     def at(started: float, took: float) -> Trajectory:
-        made = (ToolCall(tool="t", arguments={"a": 1}, status="ok", text="x", duration_s=took),)
-        observation = Observation(status="ok", text="x", duration_s=took, tool_calls=made)
-        turns = (Turn(index=1, observation=observation, calls=(Call(role="planner"),)), Turn(index=2))
-        return Trajectory(id="a", task_id="a", turns=turns, answer="7", started_at=started, duration_s=took)
+        times = {"started_at": started, "duration_s": took}
+        made = (ToolCall(tool="t", arguments={"started_at": 1}, status="ok", text="x", **times),)
+        observation = Observation(status="ok", text="x", tool_calls=made, **times)
+        call = Call(role="planner", completion_ids=(1, 2), **times)
+        turns = (Turn(index=1, observation=observation, calls=(call,)), Turn(index=2))
+        return Trajectory(id="a", task_id="a", turns=turns, closing_calls=(call,), answer="7", **times)
 
     assert without_clocks(at(1e9, 3.5)) == without_clocks(at(2e9, 0.1)) == at(0, 0)
 

@@ -86,12 +86,12 @@ def evaluating(listener: Progress, second: str = "gaia T=0.7") -> None:
     """40 runs of one set, of which 10 were done before; then the first of another set."""
 
     def ended(*trajectories: Trajectory) -> None:
-        listener(TrajectoriesFinished(trajectories))
+        listener(TrajectoriesFinished(trajectories, "eval-test"))
 
     costly = solved().model_copy(update={"cost_usd": 0.5})
     listener(RunStarted(recipe="agentflow-7b", directory="runs/eval-a", total=80, sets=2))
     listener(SetStarted(place=1, name="bamboogle T=0.7", total=40, done=10))
-    listener(TrajectoriesFinished([unsolved()] * 10, earlier=True))
+    listener(TrajectoriesFinished([unsolved()] * 10, "eval-test", earlier=True))
     for _ in range(14):
         ended(costly)
     ended(*[unsolved()] * 15)
@@ -275,7 +275,7 @@ def test_what_was_kept_takes_no_time():
     view = Progress("evaluation", pipe())
     view(RunStarted(recipe="a", directory="b", total=40, sets=1))
     view(SetStarted(place=1, name="c", total=40, done=39))
-    view(TrajectoriesFinished([solved()] * 39, earlier=True))
+    view(TrajectoriesFinished([solved()] * 39, "eval-test", earlier=True))
     assert (view.set_done, view.left_s) == (39, None)
 
 

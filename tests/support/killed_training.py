@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from midstream.core.trajectory import without_clocks
 from midstream.runs import RunDirectory
 
 SCRIPT = Path(__file__)
@@ -45,7 +46,7 @@ def differences(expected: Path, found: Path) -> list[str]:
     if one.trajectories.steps() != other.trajectories.steps():
         return [*different, f"steps {one.trajectories.steps()} and {other.trajectories.steps()}"]
     for step in one.trajectories.steps():
-        calls = [[call for t in run.trajectories.read(step) for call in t.calls] for run in (one, other)]
+        calls = [[without_clocks(t).calls for t in run.trajectories.read(step)] for run in (one, other)]
         if calls[0] != calls[1]:
             different.append(f"calls of step {step}")
     return different

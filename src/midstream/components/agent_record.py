@@ -218,7 +218,8 @@ async def observe(
     tool: Tool, arguments: Mapping[str, JsonValue], write: Callable[[str], str]
 ) -> tuple[Observation, tuple[Call, ...]]:
     """A tool's answer to valid arguments, in the form that `write` gives it, and the requests that the tool made."""
-    clock = time.monotonic()
+    started, clock = time.time(), time.monotonic()
     result = await call_tool(tool, arguments)
     status, took = "ok" if result.ok else "error", time.monotonic() - clock
-    return Observation(status=status, text=write(result.text), duration_s=took, marks=result.marks), result.calls
+    text, marks = write(result.text), result.marks
+    return Observation(status=status, text=text, started_at=started, duration_s=took, marks=marks), result.calls

@@ -113,7 +113,9 @@ class ModuleContext:
             what, fix = f"the {request.role} has no engine", f"name one for the {request.role} in the recipe"
             raise RecipeError(what, code="engine-missing", fix=fix)
         request = replace(request, order=self.order, deadline_s=self.deadline_s, emit=self.emit)
-        return await self.engine.sample(request)
+        started, clock = time.time(), time.monotonic()
+        call = await self.engine.sample(request)
+        return call.model_copy(update={"started_at": started, "duration_s": time.monotonic() - clock})
 
 
 class Analyst(Protocol):

@@ -6,7 +6,7 @@ Each of these begins with `RunLoads` and `AgentBuilt`, other work with `AgentBui
     lessons     RunStarted (UpdateFinished | EvaluationFinished | BudgetSpent | Phase | Note)* RunFinished
     evaluation  RunStarted (SetStarted TrajectoriesFinished* EvaluationFinished? | Note)* RunFinished
 
-A rollout emits a `TurnEvent` for everything inside a trajectory:
+Everywhere, `TrajectoriesFinished` comes as rollouts end, and a `TurnEvent` for everything inside a trajectory:
 
     analyst     start text ... call analysis    (in turn 0)
     planner     start text text ... call action
@@ -144,9 +144,10 @@ class SetStarted(RunEvent):
 
 @dataclass(frozen=True, slots=True)
 class TrajectoriesFinished(RunEvent):
-    """Trajectories of the current set have just ended, or ended in an `earlier` session."""
+    """Trajectories of `part` ("step-3", "gate-3-...", "eval-test-greedy") ended now, or in an `earlier` session."""
 
     trajectories: Sequence[Trajectory]
+    part: str
     earlier: bool = False
 
 

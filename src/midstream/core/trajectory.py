@@ -144,6 +144,9 @@ class Call(Frozen):
     error: ErrorInfo | None = None  # why the request failed; None if it succeeded
     # False: the agent never received the reply, for example because it had hung up; not trained.
     delivered: bool = True
+    # Wall-clock seconds since the epoch and how long the agent waited; 0 for a request of a tool or a judge.
+    started_at: float = 0.0
+    duration_s: float = 0.0
 
 
 class Action(Frozen):
@@ -171,6 +174,7 @@ class ToolCall(Frozen):
     arguments: dict[str, JsonValue]
     status: Literal["ok", "error"]
     text: str
+    started_at: float = 0.0
     duration_s: float = 0.0
 
 
@@ -184,6 +188,7 @@ class Observation(Frozen):
 
     status: Literal["ok", "error"]
     text: str
+    started_at: float = 0.0  # of the tool; 0 where none was called
     duration_s: float = 0.0
     tool_calls: tuple[ToolCall, ...] = ()
     marks: tuple[str, ...] = ()
@@ -348,15 +353,14 @@ def usage_of(calls: Iterable[Call]) -> Usage:
 
 
 def without_clocks(trajectory: Trajectory) -> Trajectory:
-    """A copy of the trajectory with every wall-clock time set to 0, for comparing runs that took differently long.
+    """A copy of the trajectory with every wall-clock time set to 0, for comparing runs that took differently long."""
 
-    These are its start and duration, and the durations of observations and of their tool calls.
-    """
-    turns = []
-    for turn in trajectory.turns:
-        if turn.observation is not None:
-            calls = tuple(call.model_copy(update={"duration_s": 0.0}) for call in turn.observation.tool_calls)
-            observation = turn.observation.model_copy(update={"duration_s": 0.0, "tool_calls": calls})
-            turn = turn.model_copy(update={"observation": observation})
-        turns.append(turn)
-    return trajectory.model_copy(update={"turns": tuple(turns), "started_at": 0.0, "duration_s": 0.0})
+    def without(part: Any) -> Any:
+        if isinstance(part, tuple) and part and isinstance(part[0], Frozen):
+            return tuple(map(without, part))
+        if not isinstance(part, Frozen):
+            return part
+        fields = {name: without(getattr(part, name)) for name in type(part).model_fields}
+        return part.model_copy(update=fields | dict.fromkeys({"started_at", "duration_s"} & fields.keys(), 0.0))
+
+    return without(trajectory)

@@ -33,6 +33,7 @@ from midstream.rollout import Ended, Group, OnDone, Place, run_each
 from midstream.runs import Journal, RunDirectory, results
 from midstream.runs.budget import ended_by_budget, require_within_budget
 from midstream.runs.journal import Report, filter_records, warn
+from midstream.runs.segments import evaluation_name
 
 
 class JournalStore:
@@ -96,7 +97,7 @@ async def evaluate_set(
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
     `store` keeps each trajectory as it ends and supplies what an interrupted attempt kept; then `on_done` receives it.
-    `listener` receives the numbers, and a warning if every action was malformed.
+    `listener` receives trajectories as they end, the numbers, and a warning if every action was malformed.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
     failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises
     `BudgetError` if a limit ended some: the others are kept in `store`.
@@ -113,6 +114,7 @@ async def evaluate_set(
         trajectories = [trajectory for _, trajectory in ended if not ended_by_budget(trajectory)]
         store.keep(evaluation, trajectories)
         on_done(trajectories)
+        listener(TrajectoriesFinished(trajectories, evaluation_name(evaluation.name)))
 
     summary, tasks, trials = summary_of(evaluation), evaluation.tasks, evaluation.trials
     await run_each(
@@ -189,11 +191,11 @@ async def evaluate_sets(
         done = store.done(part)
         listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], done=len(done)))
         for trajectory in store.read(part, done):
-            listener(TrajectoriesFinished([trajectory], earlier=True))
+            listener(TrajectoriesFinished([trajectory], evaluation_name(part.name), earlier=True))
             # Here Ctrl-C takes effect.
             await asyncio.sleep(0)
         try:
-            await evaluate_set(run, part, store, listener, on_done=lambda ended: listener(TrajectoriesFinished(ended)))
+            await evaluate_set(run, part, store, listener)
         except (RefusedError, BudgetError):
             raise
         except RepeatedError:

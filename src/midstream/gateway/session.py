@@ -349,7 +349,8 @@ class AgentSession:
             if message.role == "tool" and (waiting := self._tools.pop(str(message.fields.get("tool_call_id")), None)):
                 pending, draft = waiting
                 took = time.monotonic() - pending.done_s
-                draft.observation = Observation(status="ok", text=message.content, duration_s=took)
+                began, text = time.time() - took, message.content
+                draft.observation = Observation(status="ok", text=text, started_at=began, duration_s=took)
                 draft.add("observation", self.context.emitter(POLICY, draft.index))
 
     def _refusal(self, status: int, code: str, words: str, param: str | None = None) -> FormError:

@@ -42,7 +42,7 @@ class Runner:
     """Runs tasks with a lesson set in the prompts. `scope` names a job within the run, for seeds and ledger.
 
     `shuffle` permutes the rewards of each job at random, a control; the ledger keeps the true ones. `report` receives
-    the progress of a job.
+    the progress of a job, `on_done` its scope and each trajectory that ends.
     """
 
     environment: Environment
@@ -50,6 +50,7 @@ class Runner:
     seed: int
     shuffle: bool = False
     report: Report = lambda text: None
+    on_done: Callable[[str, Sequence[Trajectory]], None] = lambda scope, ended: None
 
     async def groups(self, scope: str, tasks: Sequence[Task], lesson_set: LessonSet, group_size: int) -> list[Group]:
         """Run every task `group_size` times with `lessons`; raises `BudgetError` if a limit prevented a rollout."""
@@ -94,6 +95,7 @@ class Runner:
             # On disk before it is reported.
             self.ledger.keep(scope, ended)
             count(ended)
+            self.on_done(scope, ended)
 
         groups = await rollout(
             self.environment, tasks, group_size=group_size, seed=seed, lessons=lessons, kept=kept, on_done=on_done

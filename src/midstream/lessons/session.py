@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from midstream.core.agent import NO_LESSONS, lessons_digest
 from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
-from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
+from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted, TrajectoriesFinished
 from midstream.core.metrics import malformed_example
 from midstream.core.task import Task
 from midstream.evaluation.leakage import record_learned
@@ -89,6 +89,8 @@ class LessonsSession(Session):
             budget=self.budget,
             report=self._report,
         )
+        for runner in (self.lessons.runner, self.lessons.gate_runner):
+            runner.on_done = lambda scope, ended: listener(TrajectoriesFinished(ended, scope))
 
     async def run(self) -> str:
         """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""

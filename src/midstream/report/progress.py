@@ -126,7 +126,7 @@ class Progress:
                 self.phase = f"set {event.place} of {self.sets}: {event.name}"
                 before = f", {event.done:,} of them done before" if event.done else ""
                 return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
-            case events.TrajectoriesFinished():
+            case events.TrajectoriesFinished() if self.kind == "evaluation":
                 return self._count_trajectories(event)
             case events.EvaluationFinished(result):
                 if self.kind == "evaluation":

@@ -96,7 +96,7 @@ class ProgramRunner:
         made to an engine. Raises `InfrastructureError` if the tool (its requests so far are in `calls`) or the sandbox
         failed.
         """
-        clock = time.monotonic()
+        started, clock = time.time(), time.monotonic()
         conversation = _Conversation(tool, self._config)
         program = {
             "code": code,
@@ -115,6 +115,7 @@ class ProgramRunner:
         observation = Observation(
             status=status,
             text=text,
+            started_at=started,
             duration_s=time.monotonic() - clock,
             tool_calls=tuple(conversation.made),
             marks=tuple(conversation.marks),
@@ -171,7 +172,7 @@ class _Conversation:
         self._over = len(self.made) >= self._config.max_tool_calls
         if self._over:
             return {"ok": False, "text": too_many, "end": True}
-        clock = time.monotonic()
+        started, clock = time.time(), time.monotonic()
         misfit = unfit(arguments)
         if misfit:
             arguments = {}
@@ -186,6 +187,7 @@ class _Conversation:
             arguments=arguments,
             status="ok" if result.ok else "error",
             text=result.text,
+            started_at=started,
             duration_s=time.monotonic() - clock,
         )
         self.made.append(call)

@@ -23,7 +23,7 @@ from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.core.tool import PerRun, RunProgress
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
-from midstream.rollout import Environment, Group, rollout, shuffle_rewards
+from midstream.rollout import Environment, Group, OnDone, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 from midstream.training.own import Advantage
 from midstream.training.protocols import Learner, LossStats
@@ -72,6 +72,7 @@ class FlowGRPO:
     publish: Callable[[int], Awaitable[None]]
     seed: int
     role: str = "planner"
+    on_done: OnDone | None = None  # receives trajectories as they end
     _gap_checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -206,7 +207,7 @@ class FlowGRPO:
         tasks = [task for task in sampled if task.id not in tried]
         seed = derive_seed(self.seed, "rollout", *rounds)
         environment = replace(self.environment, progress=self.progress)
-        groups = await rollout(environment, tasks, group_size=self.config.group_size, seed=seed)
+        groups = await rollout(environment, tasks, group_size=self.config.group_size, seed=seed, on_done=self.on_done)
         require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
         for group in groups:
             for trajectory in group.trajectories:

@@ -21,7 +21,7 @@ from typing import Any
 
 from midstream.components.component import Component
 from midstream.core.errors import BudgetError, CheckpointError
-from midstream.core.events import Listener, Phase, RunStarted, StepFinished
+from midstream.core.events import Listener, Phase, RunStarted, StepFinished, TrajectoriesFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.seeds import derive_seed
 from midstream.core.source import TaskSource
@@ -120,6 +120,7 @@ class TrainingSession(Session):
             )
         else:
             self.algorithm = parts.flow_grpo(parts.training)
+            self.algorithm.on_done = lambda ended: listener(TrajectoriesFinished(ended, f"step-{self._done + 1}"))
         # During training, the validation set alone is evaluated: greedily, once a task.
         once = {"sets": (parts.evaluation.validation,), "temperatures": (0.0,), "trials": 1}
         self.validation = parts.evaluation.model_copy(update=once)

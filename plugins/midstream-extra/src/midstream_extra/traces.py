@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from midstream.core.trajectory import Call, Trajectory, Turn, usage_of
+from midstream.core.trajectory import Call, Observation, ToolCall, Trajectory, Turn, usage_of
 from midstream.core.version import __version__
 from midstream.exports.write import Format, Origin, Row, write_lines
 from midstream.runs.files import encode_record, storage_errors
 
 _INTERNAL, _CLIENT = 1, 3  # kinds of spans
 _FAILED = 2  # a span's status
+RESULT = "gen_ai.evaluation.result"  # the event that holds the reward
 
 
 # --- ATIF -------------------------------------------------------------------------------------------------------------
@@ -133,57 +135,93 @@ def _write_documents(path: Path, documents: Iterable[Row]) -> None:
 # --- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
 
-def otel(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
-    """A trajectory as one trace: OTLP's `TracesData`, with the attributes of the GenAI semantic conventions.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A span of a trace, with those inside it; `start` and `end` are seconds since the epoch.
 
-    The span of the agent has the spans of its model calls and tools below it. Start and duration of the agent and
-    durations of tools were measured. Those of model calls were not: they share the rest of the time by their tokens,
-    and have the attribute `midstream.estimated_time`.
+    `failure` is None where nothing failed, "" for a failure without a message. `result` are the attributes of an event
+    at the end, the reward. Attributes that are None are left out.
     """
-    place = f"{origin.run}/{origin.part}/{trajectory.id}"
-    start, end = trajectory.started_at, trajectory.started_at + trajectory.duration_s
-    score = trajectory.reward
 
-    def placed(span: dict[str, Any], key: object, start: float, end: float) -> dict[str, Any]:
-        return {
-            "traceId": blake2b(place.encode(), digest_size=16).hexdigest(),
-            "spanId": blake2b(f"{place} {key}".encode(), digest_size=8).hexdigest(),
-            **span,
-            "startTimeUnixNano": _nanoseconds(start),
-            "endTimeUnixNano": _nanoseconds(end),
-        }
+    name: str
+    kind: int
+    attributes: Mapping[str, Any]
+    start: float
+    end: float
+    failure: str | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    inner: Sequence[Span] = ()
 
+
+def span_of(origin: Origin, trajectory: Trajectory) -> Span:
+    """A trajectory as spans, with the attributes of the GenAI semantic conventions.
+
+    The agent's span holds those of its model calls and tools, and a tool's those of the calls that its code made. Times
+    are as they were measured. A request that has none, such as one that a tool made, begins and ends where what came
+    before it ended, and has the attribute `midstream.estimated_time`.
+    """
+    step = re.match(r"(?:step|gate)-0*(\d+)", origin.part)
+    score, answer = trajectory.reward, trajectory.final or trajectory.answer or ""
     attributes = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": "midstream",
         "gen_ai.agent.name": trajectory.agent,
-        "gen_ai.conversation.id": trajectory.id,
+        "gen_ai.conversation.id": f"{origin.run}/{origin.part}/{trajectory.id}",
         "gen_ai.input.messages": _messages([("user", trajectory.question)]),
-        "gen_ai.output.messages": _messages([("assistant", trajectory.final or trajectory.answer or "")], "stop"),
+        "gen_ai.output.messages": _messages([("assistant", answer)], "stop"),
+        # OpenInference's names, from which Phoenix lists an agent's question and answer.
+        "input.value": trajectory.question,
+        "output.value": answer,
         "error.type": trajectory.error.type if trajectory.error else None,
+        "midstream.run": origin.run,
+        "midstream.recipe": origin.recipe,
         "midstream.part": origin.part,
+        "midstream.step": int(step[1]) if step else None,
         "midstream.task.id": trajectory.task_id,
+        "midstream.reward": float(score.value) if score else None,
         "midstream.stop_reason": trajectory.stop_reason,
     }
-    failure = trajectory.error.message if trajectory.error else None
-    agent = placed(_span(f"invoke_agent {trajectory.agent}", _INTERNAL, attributes, failure), "agent", start, end)
+    result: dict[str, Any] = {}
     if score is not None:
-        about = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": float(score.value)}
-        parts = {f"midstream.reward.{name}": float(value) for name, value in score.parts.items()}
-        event = {"name": "gen_ai.evaluation.result", "timeUnixNano": _nanoseconds(end)}
-        agent["events"] = [{**event, "attributes": _attributes(about | parts)}]
-    calls, turns = trajectory.calls, trajectory.turns
-    measured = sum(turn.observation.duration_s for turn in turns if turn.observation)
-    tokens = sum(call.usage.completion_tokens + 1 for call in calls)
-    rest = max(0.0, trajectory.duration_s - measured)
-    spans = [agent]
-    for number, done in enumerate(_in_order(trajectory)):
-        if isinstance(done, Call):
-            span, end = _call_span(done), start + rest * (done.usage.completion_tokens + 1) / tokens
-        else:
-            span, end = _tool_span(done), start + (done.observation.duration_s if done.observation else 0.0)
-        spans.append({**placed(span, number, start, end), "parentSpanId": agent["spanId"]})
-        start = end
+        result = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": float(score.value)}
+        result |= {f"midstream.reward.{name}": float(value) for name, value in score.parts.items()}
+    start, inner = trajectory.started_at, list[Span]()
+    for part in _in_order(trajectory):
+        before = inner[-1].end if inner else start
+        inner.append(_call_span(part, before) if isinstance(part, Call) else _tool_span(part, before))
+    return Span(
+        name=f"invoke_agent {trajectory.agent}".strip(),
+        kind=_INTERNAL,
+        attributes=attributes,
+        start=start,
+        end=start + trajectory.duration_s,
+        failure=trajectory.error.message if trajectory.error else None,
+        result=result,
+        inner=inner,
+    )
+
+
+def otel(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
+    """A trajectory as one trace: OTLP's `TracesData`."""
+    place = f"{origin.run}/{origin.part}/{trajectory.id}"
+    trace_id, spans = blake2b(place.encode(), digest_size=16).hexdigest(), list[dict[str, Any]]()
+
+    def add(span: Span, parent: str = "") -> None:
+        span_id = blake2b(f"{place} {len(spans)}".encode(), digest_size=8).hexdigest()
+        row: dict[str, Any] = {"traceId": trace_id, "spanId": span_id, "name": span.name, "kind": span.kind}
+        row |= {"parentSpanId": parent} if parent else {}
+        row |= {"startTimeUnixNano": str(nanoseconds(span.start)), "endTimeUnixNano": str(nanoseconds(span.end))}
+        row["attributes"] = _attributes(span.attributes)
+        if span.failure is not None:
+            row["status"] = {"code": _FAILED} | ({"message": span.failure} if span.failure else {})
+        if span.result:
+            event = {"name": RESULT, "timeUnixNano": row["endTimeUnixNano"], "attributes": _attributes(span.result)}
+            row["events"] = [event]
+        spans.append(row)
+        for each in span.inner:
+            add(each, span_id)
+
+    add(span_of(origin, trajectory))
     resource = _attributes({"service.name": "midstream", "service.version": __version__, "midstream.run": origin.run})
     scopes = [{"scope": {"name": "midstream", "version": __version__}, "spans": spans}]
     yield {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": scopes}]}
@@ -204,9 +242,10 @@ def _in_order(trajectory: Trajectory) -> Iterator[Call | Turn]:
     yield from trajectory.closing_calls
 
 
-def _call_span(call: Call) -> dict[str, Any]:
+def _call_span(call: Call, before: float) -> Span:
     operation, address = "chat" if call.messages else "text_completion", urlsplit(str(call.sent.get("base_url", "")))
     asked = [(message.role, message.content) for message in call.messages] or [("user", call.prompt)]
+    start = call.started_at or before
     attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": address.hostname or "midstream",
@@ -223,39 +262,50 @@ def _call_span(call: Call) -> dict[str, Any]:
         "server.port": address.port or (443 if address.scheme == "https" else 80) if address.hostname else None,
         "error.type": call.error.type if call.error else None,
         "midstream.module": call.role,
-        "midstream.estimated_time": True,
+        "midstream.estimated_time": None if call.started_at else True,
     }
-    kind, failure = _CLIENT if address.hostname else _INTERNAL, call.error.message if call.error else None
-    return _span(f"{operation} {_model(call)}", kind, attributes, failure)
+    return Span(
+        name=f"{operation} {_model(call)}".strip(),
+        kind=_CLIENT if address.hostname else _INTERNAL,
+        attributes=attributes,
+        start=start,
+        end=start + call.duration_s,
+        failure=call.error.message if call.error else None,
+    )
 
 
-def _tool_span(turn: Turn) -> dict[str, Any]:
+def _tool_span(turn: Turn, before: float) -> Span:
     assert turn.command is not None
     assert turn.observation is not None
-    failed = turn.observation.status == "error"
+    done, call_id = turn.observation, f"call-{turn.index}"
+    span = _executed(turn.command.tool, call_id, _arguments(turn), done, before)
+    numbered = enumerate(done.tool_calls, 1)
+    inner = [_executed(made.tool, f"{call_id}.{n}", made.arguments, made, span.start) for n, made in numbered]
+    return replace(span, inner=inner)
+
+
+def _executed(
+    tool: str, call_id: str, arguments: Mapping[str, Any], done: Observation | ToolCall, before: float
+) -> Span:
+    failed, start = done.status == "error", done.started_at or before
     attributes = {
         "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": turn.command.tool,
+        "gen_ai.tool.name": tool,
         "gen_ai.tool.type": "function",
-        "gen_ai.tool.call.id": f"call-{turn.index}",
-        "gen_ai.tool.call.arguments": json.dumps(_arguments(turn), ensure_ascii=False),
-        "gen_ai.tool.call.result": turn.observation.text,
+        "gen_ai.tool.call.id": call_id,
+        "gen_ai.tool.call.arguments": json.dumps(arguments, ensure_ascii=False),
+        "gen_ai.tool.call.result": done.text,
         "error.type": "tool_error" if failed else None,
     }
-    return _span(f"execute_tool {turn.command.tool}", _INTERNAL, attributes, "" if failed else None)
+    failure, end = "" if failed else None, start + done.duration_s
+    return Span(
+        name=f"execute_tool {tool}", kind=_INTERNAL, attributes=attributes, start=start, end=end, failure=failure
+    )
 
 
-def _span(name: str, kind: int, attributes: Mapping[str, Any], failure: str | None) -> dict[str, Any]:
-    """A span without ids and times; `failure` is None where nothing failed, "" without a message."""
-    span = {"name": name.strip(), "kind": kind, "attributes": _attributes(attributes)}
-    if failure is not None:
-        span["status"] = {"code": _FAILED} | ({"message": failure} if failure else {})
-    return span
-
-
-def _nanoseconds(seconds: float) -> str:
-    """A time as OTLP's JSON has it: 64-bit integers are text."""
-    return str(int(seconds * 1e9))
+def nanoseconds(seconds: float) -> int:
+    """A time as OTLP has it."""
+    return int(seconds * 1e9)
 
 
 def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
