@@ -47,7 +47,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, evaluate_sets, task_digests
-from midstream.exports.write import export as export
+from midstream.exports import export as export
 from midstream.interface.agents import AgentSpec
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks

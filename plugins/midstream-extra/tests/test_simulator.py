@@ -15,7 +15,7 @@ import midstream_worlds
 from midstream.cli.main import main
 from midstream.core.errors import RewardError, UsageError
 from midstream.core.trajectory import Command, Refinement, ToolCall, Turn
-from midstream.exports.write import OF_A_STRATEGY
+from midstream.exports import OF_A_STRATEGY
 from midstream.runs import RunDirectory
 from midstream.training.transcripts import read_transcripts
 from midstream_extra.simulated import ModelSimulator, SimulatedConfig, read_documents

@@ -11,7 +11,7 @@ import pytest
 
 from midstream import api
 from midstream.cli.main import main
-from midstream.exports.write import Origin
+from midstream.exports import Origin
 from midstream.runs import RunDirectory
 from midstream_extra.traces import atif, otel
 from support import fake_run

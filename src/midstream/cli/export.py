@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.exports.write import formats
+from midstream.exports import formats
 from midstream.report.numbers import counted
 
 

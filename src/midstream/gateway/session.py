@@ -181,6 +181,7 @@ class AgentSession:
         if isinstance(body, dict) and name in self.names:
             # The engine knows its name on the server.
             request = replace(request, body=json.dumps({**body, "model": None}).encode())
+        started, clock = time.time(), time.monotonic()
         try:
             asked = engine.forward(replace(request, deadline_s=context.deadline_s))
             reply = await self.loop.create_task(asked, context=self._variables)
@@ -188,8 +189,16 @@ class AgentSession:
             self._fail(failure)
             raise self._refusal(503, failure.code, f"the server cannot answer: {failure.what}") from failure
         sent: JsonObject = {"method": request.method, "path": request.path, "name": name, "status": reply.status}
-        call = Call(role=request.path.partition("?")[0], engine=engine.name, usage=reply.usage, sent=sent)
-        self._forwarded.append(call)
+        self._forwarded.append(
+            Call(
+                role=request.path.partition("?")[0],
+                engine=engine.name,
+                usage=reply.usage,
+                sent=sent,
+                started_at=started,
+                duration_s=time.monotonic() - clock,
+            )
+        )
         return reply
 
     def _check_open(self) -> None:

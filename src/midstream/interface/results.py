@@ -13,7 +13,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
 from midstream.core.text import html_table
 from midstream.core.trajectory import Trajectory
-from midstream.exports.write import Origin, table_rows
+from midstream.exports import Origin, table_rows
 from midstream.interface.agents import AgentSpec
 from midstream.lessons.lesson_set import Lesson
 from midstream.recipe.inputs import run_table

@@ -16,7 +16,7 @@ from typing import Any
 from midstream.core.errors import needs_extra
 from midstream.core.trajectory import Trajectory
 from midstream.core.version import __version__
-from midstream.exports.write import Origin
+from midstream.exports import Origin
 from midstream_extra.traces import RESULT, Span, nanoseconds, span_of
 
 with needs_extra("traces cannot be sent without OpenTelemetry's SDK", "otel"):

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from midstream.core.trajectory import Call, Observation, ToolCall, Trajectory, Turn, usage_of
 from midstream.core.version import __version__
-from midstream.exports.write import Format, Origin, Row, write_lines
+from midstream.exports import Format, Origin, Row, write_lines
 from midstream.runs.files import encode_record, storage_errors
 
 _INTERNAL, _CLIENT = 1, 3  # kinds of spans

@@ -22,7 +22,7 @@ from midstream.core.engine import Engine
 from midstream.core.errors import UsageError
 from midstream.core.task import Task
 from midstream.core.trajectory import ToolCall, Trajectory
-from midstream.exports.write import OF_A_STRATEGY, SUCCESS, Exported, new_file, trajectories_of
+from midstream.exports import OF_A_STRATEGY, SUCCESS, Exported, new_file, trajectories_of
 from midstream.rewards.judge import Judge, JudgeConfig
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory

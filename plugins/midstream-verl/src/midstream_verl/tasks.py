@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from midstream.core.trajectory import Trajectory
-from midstream.exports.write import Format, Origin, Row, write_parquet
+from midstream.exports import Format, Origin, Row, write_parquet
 
 
 def verl_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
