@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from midstream.core.errors import RecipeError, name_place
 from midstream.core.task import Task, same_question
+from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.access import read
 from midstream.lessons.ledger import Ledger
@@ -100,6 +102,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
                 validation=build.set_tasks(build.recipe.evaluation.validation),
                 seed=build.recipe.warm_seed,
                 report=report,
+                learned=partial(record_learned, run, "warm start"),
             )
             run.checkpoints.save(0, build.policy.learner.save)
         await build.policy.publish(0)
