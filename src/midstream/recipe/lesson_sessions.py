@@ -37,7 +37,7 @@ def lessons_parts_of(build: Build) -> LessonsParts:
         validation_set=validation_set,
         set_tasks=build.set_tasks,
         make_environment=build.environment,
-        engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
+        engines={role: build.engine(config.role(role).engine) for role in ROLES},
         start=read(config.start) if config.start else LessonSet(),
         identity=identity(build.resolved),
         budget=budget,
