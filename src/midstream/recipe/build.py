@@ -222,10 +222,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             self._asked[name] = engine
         return self._asked[name]
 
-    def engine_of(self, component: Component) -> Engine | None:
-        """The engine that a component's table names."""
-        return self.engine(component.engine, counted=component.kind != "engine") if component.engine else None
-
     @cached_property
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""

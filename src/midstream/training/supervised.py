@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -100,8 +101,8 @@ async def collect(
     rows: list[Row] = []
     broken = 0
     for start in range(0, config.transcripts, config.at_once):
-        count, drawn = min(config.at_once, config.transcripts - start), derive_seed(seed, "transcripts", start)
-        tasks = source.sample("train", count, drawn)
+        size, drawn = min(config.at_once, config.transcripts - start), derive_seed(seed, "transcripts", start)
+        tasks = source.sample("train", size, drawn)
         learned(tasks)
         report(f"collecting transcripts {start}/{config.transcripts}")
         groups = await rollout(
@@ -174,15 +175,14 @@ async def warm_start(
         roles = {"planner", *(role for role, engine in environment.engines.items() if engine is asked)}
         rows = await collect(environment, source, student, config, seed, report, config.lessons, roles, learned)
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"), config.similar)
-    learned = 0  # batches of transcripts
+    places = count()  # of batches of transcripts
     for step in range(1, config.steps + 1):
         learner.before_step(derive_seed(seed, "warm start", step))
         share = max(config.copying, 0.5) if config.copying and step <= COPYING_FIRST else config.copying
         if copies := bool(share) and random.Random(derive_seed(seed, "copying", step)).random() < share:
             batch, prompt_weight = copying_rows(student.tokenizer, derive_seed(seed, "copied", step)), 0.0
         else:
-            batch, prompt_weight = transcripts.batch(learned), config.prompt_weight
-            learned += 1
+            batch, prompt_weight = transcripts.batch(next(places)), config.prompt_weight
         loss = learner.supervised_step(batch, learning_rate(config, step), prompt_weight, shared=config.shared_prefixes)
         if step % 10 == 0:
             report(f"step {step}/{config.steps}, loss {loss:.2f}{' of copying' if copies else ''}")
