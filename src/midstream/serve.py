@@ -33,6 +33,7 @@ from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_re
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
+from midstream.rewards.rule import BaseReward
 from midstream.rollout import Environment, rollout
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import BudgetedAgent
@@ -178,14 +179,12 @@ def serve_sessions(
     return run
 
 
-class _WithAnswer:
+class _WithAnswer(BaseReward):
     """A reward that refuses to score a task without an answer: an answer that nothing compares with is not wrong."""
 
     def __init__(self, reward: Reward) -> None:
+        # Its owner closes it.
         self._reward, self.name, self.judged = reward, reward.name, reward.judged
-
-    def check(self, task: Task) -> None:
-        """Nothing to check before the session ends."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """The reward's score. Raises `RewardError` for a task without an answer."""
@@ -197,9 +196,6 @@ class _WithAnswer:
                 retryable=False,
             )
         return await self._reward.score(task, trajectory)
-
-    async def close(self) -> None:
-        """Its owner closes the reward."""
 
 
 class AnsweringAgent:

@@ -3,7 +3,6 @@ from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
 from midstream.lessons.access import read
-from midstream.lessons.commit import History
 from midstream.lessons.editing import edited, from_json, to_draft, to_json
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet, proven
 from midstream.lessons.operations import Rules
@@ -43,18 +42,10 @@ def test_a_file_of_a_windows_editor_is_read(tmp_path):
     assert read(tmp_path / "a.json") == LESSONS
 
 
-def test_a_lesson_set_is_read_from_every_place(tmp_path):
-    run = tmp_path / "run"
-    History(run / "lessons").add(LESSONS, by="start")
-    assert read(run) == LESSONS
-    assert read(run / "lessons") == LESSONS
-    assert read(run / "lessons" / "lessons.json") == LESSONS
-
-
 def test_a_place_without_a_lesson_set_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.json").write_bytes(b"\xff\xfe")
-    for path, code in (("none", "file-not-found"), ("empty", "no-lessons"), ("a.json", "file-unreadable")):
+    for path, code in (("none", "file-not-found"), ("empty", "not-a-run"), ("a.json", "file-unreadable")):
         with pytest.raises(RunError) as caught:
             read(tmp_path / path)
         assert caught.value.code == code

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
-import subprocess
-import sys
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,13 +15,13 @@ from midstream.components.kinds import rules
 from midstream.core.agent import RunContext
 from midstream.core.errors import RecipeError, RewardError, StorageError, UsageError
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Score, Trajectory, Usage
+from midstream.core.trajectory import Score, Trajectory
 from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.judge import FILE, Judge, JudgeConfig, JudgeVerdict, VerdictFile, read_verdict
+from midstream.rewards.judge import Judge, JudgeConfig, read_verdict
 from midstream.rewards.rule import SingleFlight
 from midstream.rollout import Environment
 from support.errors import coded
@@ -265,20 +260,7 @@ def test_the_cache_serves_the_next_process(tmp_path):
         assert len(server.bodies) == 6
     assert [one.value for one in again] == [one.value for one in first] == [1.0, 0.0]
     assert [one.calls[0].completion for one in again] == [YES, NO]
-    assert all(one.calls[0].usage == Usage() for one in again)
-
-
-def test_who_is_slower_takes_the_verdict_that_is_kept(tmp_path):
-    both, replies = threading.Barrier(2), [YES, NO]
-
-    def reply(body: Any) -> str:
-        both.wait(10)
-        return replies.pop()
-
-    with LLMServer(reply) as server, ThreadPoolExecutor() as threads:
-        first, other = threads.map(lambda _: score(server, "Paris", cache=tmp_path), range(2))
-        assert score(server, "Paris", cache=tmp_path).value == first.value == other.value
-    assert {first.calls[0].completion, other.calls[0].completion} == {YES, NO}  # each says what it paid for
+    assert all(one.calls[0].usage.cost_usd == 0 and one.calls[0].sent["cached"] for one in again)
 
 
 def test_failures_are_not_cached(tmp_path):
@@ -291,10 +273,10 @@ def test_failures_are_not_cached(tmp_path):
 def test_a_cache_that_breaks_stops_the_run(tmp_path):
     async def broken(judge: Judge) -> None:
         await judge.score(TASK, trajectory("Paris"))
-        (tmp_path / FILE).write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
+        (tmp_path / "replies-1.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
         await judge.score(TASK, trajectory("Rome"))
 
-    with LLMServer(by_answer) as server, pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
+    with LLMServer(by_answer) as server, pytest.raises(StorageError, check=coded("storage", "replies-1.sqlite")):
         judged(server, broken, cache=tmp_path)
 
 
@@ -386,77 +368,13 @@ def test_every_rule_can_go_with_a_judge():
         assert resolve(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule
 
 
-# --- the cache of verdicts -------------------------------------------------------------------------------------------
-
-RIGHT = JudgeVerdict(correct=True, calls=(Call(role="judge", completion="yes \u2028"),))
-WRONG = JudgeVerdict(correct=False, calls=())
-WRITER = """
-import sys
-from pathlib import Path
-from midstream.rewards.judge import JudgeVerdict, VerdictFile
-kept = VerdictFile(Path(sys.argv[1]))
-for number in range(50):
-    kept.keep(str(number), JudgeVerdict(correct=sys.argv[2] == "yes", calls=()))
-kept.close()
-"""
-
-
-def test_what_was_kept_first_stays(tmp_path):
-    kept = VerdictFile(tmp_path / "new" / "place")
-    assert kept.find("a") is None
-    kept.keep("a", RIGHT)
-    kept.keep("a", WRONG)
-    assert kept.find("a") == RIGHT
-    kept.close()
-    kept.close()
-    again = VerdictFile(tmp_path / "new" / "place")
-    assert (again.find("a"), again.find("b")) == (RIGHT, None)
-    again.close()
-    with pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
-        again.find("a")
-
-
-@pytest.mark.slow
-def test_processes_and_threads_share_the_file(tmp_path):
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), said]) for said in ("yes", "no")]
-    kept = VerdictFile(tmp_path)
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda number: kept.keep(str(number), RIGHT), range(50, 100)))
-    assert [writer.wait(60) for writer in writers] == [0, 0]
-    assert all(kept.find(str(number)) for number in range(100))
-    kept.close()
-
-
-@pytest.mark.parametrize("content", [b"not a database, and long enough to be looked at" * 40, None])
-def test_another_programs_file_is_left_alone(tmp_path, content):
-    path = tmp_path / FILE
-    if content is None:
-        with sqlite3.connect(path) as other:
-            other.execute("CREATE TABLE verdicts (key TEXT, verdict TEXT)")
-        other.close()
-    else:
-        path.write_bytes(content)
-    before = path.read_bytes()
-    with pytest.raises(UsageError, check=coded("file-invalid", "judge.sqlite")):
-        VerdictFile(tmp_path)
-    assert path.read_bytes() == before
-
-
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, check=coded("directory-unusable", tmp_path / "file", fix="`cache`")):
-        VerdictFile(tmp_path / "file")
-
-
-def test_a_row_that_is_no_verdict_is_an_error(tmp_path):
-    kept = VerdictFile(tmp_path)
-    kept.keep("a", RIGHT)
-    with sqlite3.connect(tmp_path / FILE) as other:
-        other.execute("UPDATE verdicts SET value = '{}'")
-    other.close()
-    with pytest.raises(StorageError, check=coded("storage", "judge.sqlite")):
-        kept.find("a")
-    kept.close()
+    with (
+        LLMServer(by_answer) as server,
+        pytest.raises(UsageError, check=coded("directory-unusable", tmp_path / "file", fix="`cache` of the judge")),
+    ):
+        score(server, "Paris", cache=tmp_path / "file")
 
 
 # --- once -------------------------------------------------------------------------------------------------------------

@@ -138,6 +138,7 @@ def warm_up(parts, config, report, source):
                 validation=parts.source.fixed("validation", seed=7, per_family=1),
                 seed=1,
                 report=report,
+                learned=lambda tasks: None,
             )
         finally:
             await parts.make_environment().close()

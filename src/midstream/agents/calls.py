@@ -106,7 +106,6 @@ def stray_calls(blocks: Sequence[Block], tools: Mapping[str, Tool]) -> list[Bloc
 
 
 def _calls_in(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[WrittenCall]:
-    """The calls of one block."""
     body = block.body.encode("utf-8", "replace").decode()
     text = body.strip()
     if not block.closed:

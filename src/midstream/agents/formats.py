@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from midstream.core.answers import extract
-from midstream.core.data import JsonObject, unfit
+from midstream.core.data import JsonObject, leaves, unfit
 from midstream.core.json_schema import UNFINISHED, schema_error
 from midstream.core.text import spoken
 from midstream.core.tool import Tool
@@ -194,21 +194,10 @@ def repaired_objects(text: str) -> Iterator[JsonObject]:
     if _words(json.dumps(value, ensure_ascii=False)) != _words(written):
         return
     # An empty text may fill a gap, and a quotation mark at the edge of a text ('it's here') was not part of it.
-    if all(text and text == text.strip(_QUOTES) for text in _texts(value)):
+    if all(text and text == text.strip(_QUOTES) for text in leaves(value) if isinstance(text, str)):
         yield value
 
 
 def _words(text: str) -> str:
     """What a repair must leave as it was."""
     return _PUNCTUATION.sub("", re.sub(r"\bNone\b", "null", text)).casefold()
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Every text and key in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _texts(item)

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pydantic import JsonValue
-
 from midstream.components.component import ComponentConfig
 from midstream.core.agent import ModuleContext
-from midstream.core.data import JsonObject
+from midstream.core.data import JsonObject, mapped
 from midstream.core.engine import Codec, Request
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
 from midstream.core.stream_template import ANY_TOOL, Template
@@ -143,21 +141,14 @@ class Stream:
 
 
 def offered(tools: Mapping[str, Tool]) -> tuple[JsonObject, ...]:
-    """The tools in the form in which chat models are offered functions."""
+    """The tools in the form in which chat models are offered functions, without tokens of a chat template."""
     functions = [
         {"name": name, "description": tool.description, "parameters": dict(tool.parameters)}
         for name, tool in tools.items()
     ]
-    return tuple({"type": "function", "function": _without_tokens(function)} for function in functions)
-
-
-def _without_tokens(value: JsonValue) -> JsonValue:
-    """JSON whose texts hold no token of a chat template: the template writes texts unescaped."""
-    if isinstance(value, Mapping):
-        return {key: _without_tokens(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_tokens(inner) for inner in value]
-    return neutral(value) if isinstance(value, str) else value
+    # The chat template writes texts unescaped.
+    functions = mapped(functions, lambda leaf: neutral(leaf) if isinstance(leaf, str) else leaf)
+    return tuple({"type": "function", "function": function} for function in functions)
 
 
 class StreamPolicy(Protocol):

@@ -22,7 +22,7 @@ from midstream.core.json_schema import schema_error
 from midstream.core.tool import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.process import RunCoroutine, event_loop
-from midstream.recipe.build import Build, tier_of
+from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report import blocks
@@ -147,7 +147,7 @@ def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run:
         "ok": result.ok,
         "text": result.text,
         "duration_s": round(time.monotonic() - started, 3),
-        "sandbox": build.sandbox_line or (tier_of(build) if build.replay else ""),
+        "sandbox": build.sandbox_line or (build.tier if build.replay else ""),
         "requests": len(result.calls),
     }
 

@@ -54,17 +54,14 @@ def run(options: argparse.Namespace) -> int:
     elif options.tasks or options.wrong:
         _show_tasks(run, wrong=options.wrong, as_json=options.json)
     elif options.json or info.kind == "evaluation":
-        show_evaluation(run, as_json=options.json)
+        show_done(run, as_json=options.json)
     else:
         show([*run_blocks(run), *_resume(run)])
     return 0
 
 
-def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False) -> None:
+def show_result(run: RunDirectory, *, short: bool = False) -> None:
     """Print what changed from before to after learning; if `short`, of the test set's success alone."""
-    if as_json:
-        print(json.dumps(_record(run)))
-        return
     results = run_blocks(run, "results")
     nothing = nothing_learned([step.no_contrast for step in run.metrics.read(skip_damage)], "step")
     show([text(nothing, "warn"), *(results[:1] if short else results)])
@@ -74,19 +71,17 @@ def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False
 
 def show_done(run: RunDirectory, *, as_json: bool) -> None:
     """Print what an evaluation found; of a run that learned what changed, and where the report is."""
-    if run.info().kind == "evaluation":
-        show_evaluation(run, as_json=as_json)
-        return
-    show_result(run, as_json=as_json)
-    if not as_json:
+    if as_json:
+        print(json.dumps(_record(run)))
+    elif run.info().kind == "evaluation":
+        _show_evaluation(run)
+    else:
+        show_result(run)
         show([blocks.code(f"\nReport: {run.report_path}")])
 
 
-def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
+def _show_evaluation(run: RunDirectory) -> None:
     """Print what is evaluated, the numbers of every set that is done, and the progress of the current one."""
-    if as_json:
-        print(json.dumps(_record(run)))
-        return
     command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
     lost = any(result.errors for result in run.evaluations.read(skip_damage))
     waiting = Counter(record.set for record in results.read(run.results_path, warn_of_damage))
@@ -129,7 +124,6 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
 
 
 def _show_files(run: RunDirectory, options: argparse.Namespace) -> int:
-    """Print the state of every file."""
     checks = verify(run)
     counts = Counter(check.state for check in checks)
     parts: list[blocks.Block | None] = []

@@ -71,7 +71,8 @@ class Context:
     @property
     def engine(self) -> Engine | None:
         """The engine that the component's table names."""
-        return self.build.engine_of(self.component)
+        name, counted = self.component.engine, self.component.kind != "engine"
+        return self.build.engine(name, counted=counted) if name else None
 
     @property
     def engine_identity(self) -> Table:

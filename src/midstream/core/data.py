@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,10 +78,25 @@ def _deeper(value: object, levels: int) -> bool:
     return levels == 0 or any(_deeper(item, levels - 1) for item in inner)
 
 
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A JSON value in which every text, number, truth value and null is changed."""
+    if isinstance(value, Mapping):
+        return {key: mapped(inner, change) for key, inner in value.items()}
+    return [mapped(inner, change) for inner in value] if isinstance(value, list | tuple) else change(value)
+
+
+def leaves(value: object) -> Iterator[Any]:
+    """Every key of a JSON value, and every text, number, truth value and null in it."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for inner in value:
+        yield from leaves(inner)
+
+
 def whole(value: Any) -> Any:
     """The same JSON with 3.0 as 3, which is an integer to JSON schema but not to Python."""
-    if isinstance(value, dict):
-        return {key: whole(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [whole(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return mapped(value, lambda leaf: int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf)

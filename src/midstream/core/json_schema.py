@@ -109,7 +109,6 @@ def _compiled(text: str) -> tuple[JsonSchema, jsonschema_rs.Validator]:
 
 
 def _under(node: JsonSchema, keywords: tuple[str, ...]) -> list[object]:
-    """The schemas under these keywords."""
     found: list[object] = []
     for key in keywords:
         value = node.get(key)
@@ -156,7 +155,6 @@ def _counter(root: JsonSchema) -> Callable[[object, object], int]:
 
 
 def _target(schema: JsonSchema, reference: str) -> object:
-    """Return the target of a reference."""
     own = schema.get("$id")
     path = reference.removeprefix(own) if isinstance(own, str) else reference
     if not path.startswith("#") or path[1:2] not in ("", "/"):

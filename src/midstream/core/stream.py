@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, cast
 
+from pydantic import ConfigDict
+
 from midstream.core.answers import extract
 from midstream.core.stream_template import Template
 from midstream.core.text import last_box, neutral
@@ -27,8 +29,10 @@ BlockKind = Literal["think", "call", "output", "answer", "text"]
 class Piece:
     """A part of the stream: `sampled` by the policy, or appended by the environment."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     text: str
-    sampled: bool
+    sampled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

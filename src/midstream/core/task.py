@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from hashlib import blake2b
 
 from pydantic import JsonValue
 
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, leaves
 
 # Names of metadata that may hold an answer, or lead to it: agents do not see them.
 _REVEALS = re.compile(r"answer|solution|rationale|explan|rubric|gold|truth|correct|target|label", re.IGNORECASE)
@@ -39,22 +38,9 @@ class Task(Frozen):
         shown = {
             key: value
             for key, value in self.metadata.items()
-            if not _REVEALS.search(key) and not any(same_question(leaf) in gold for leaf in _leaves(value))
+            if not _REVEALS.search(key) and not any(same_question(str(leaf)) in gold for leaf in leaves(value))
         }
         return Task(id=self.id, question=self.question, answer="", metadata=shown)
-
-
-def _leaves(value: JsonValue) -> Iterator[str]:
-    """Every value in a JSON value, and every key, as text."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _leaves(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner)
-    else:
-        yield str(value)
 
 
 def same_question(question: str) -> str:

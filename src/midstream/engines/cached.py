@@ -27,14 +27,14 @@ _APPLICATION = 0x6D644361
 class ReplyFile(SqliteFile):
     """The replies in a directory, by key. Raises as `SqliteFile`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, setting: str = "--cache") -> None:
         super().__init__(
             directory / f"replies-{VERSION}.sqlite",
             application=_APPLICATION,
             version=VERSION,
             schema=("CREATE TABLE replies (key TEXT PRIMARY KEY, value TEXT)",),
             what="cache of replies",
-            setting="--cache",
+            setting=setting,
         )
 
     def find(self, key: str) -> Call | None:

@@ -36,12 +36,8 @@ def read(named: str | Path) -> LessonSet:
 
 
 def history(path: Path) -> History:
-    """The versions of a lesson run's lesson set; `path` is the run, or the lesson set's directory in it."""
-    for directory in (path, path.parent):
-        if (directory / "run.json").exists():
-            # It warns of damage in the run.
-            RunDirectory.open(directory)
-    return History(path if (path / VERSIONS).exists() else path / "lessons")
+    """The versions of the lesson set of the lesson run `path`, of whose damage it warns."""
+    return History(RunDirectory.open(path).lessons_dir)
 
 
 # --- changing a lesson set --------------------------------------------------------------------------------------------
@@ -63,8 +59,8 @@ class EditableLessons:
         if read(self.path) != self.lesson_set:
             what = f"nothing is changed: {self.path} was changed by another process"
             raise UsageError(what, code="lessons-changed", fix="make the change again")
-        if self.path.is_dir():
-            version = history(self.path).add(changed, by=by, operations=tuple(operations), note=note)
+        if self.run is not None:
+            version = History(self.run.lessons_dir).add(changed, by=by, operations=tuple(operations), note=note)
             return f"{self.path}@{version.number}"
         atomic_write(self.path, to_json(changed).encode())
         return str(self.path)
@@ -74,18 +70,12 @@ class EditableLessons:
 def editable_lessons(named: str) -> Iterator[EditableLessons]:
     """Open the lesson set of a lesson run, which stays locked until the context ends, or of a JSON file."""
     path, number = split(named)
-    if number is not None or (path.suffix != ".json" and path.is_file()):
-        fix = f"name the run: {path}" if number is not None else "name a lesson run or a .json file"
+    # The file of a run's newest version is for people and programs to read: the next version would overwrite it.
+    of_run = path.name == "lessons.json" and (path.parent / VERSIONS).exists()
+    if number is not None or of_run or (path.suffix != ".json" and path.is_file()):
+        fix = "name the lesson run itself, or a .json file that is in none"
         raise UsageError(f"{named} cannot be changed", code="lessons-read-only", fix=fix)
-    # It is a copy for people and programs to read, which the next version would overwrite.
-    if path.name == "lessons.json" and (path.parent / VERSIONS).exists():
-        path = path.parent
-    path = path.parent if (path.parent / "run.json").exists() else path  # its lessons/
-    if path.is_dir() and not (path / "run.json").exists() and (path / VERSIONS).exists():
-        # Only the lock of a run keeps two writers of versions apart.
-        fix = f"copy {path / 'lessons.json'}, and edit that"
-        raise UsageError(f"{named} is a copy of a run's lessons, without a lock", code="lessons-read-only", fix=fix)
-    if not (path / "run.json").exists():
+    if not path.is_dir():
         yield EditableLessons(path=path, lesson_set=read(path))
         return
     run = RunDirectory.open(path)

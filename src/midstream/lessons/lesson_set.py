@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from midstream.agents.rendering import prompt_text
-from midstream.components.component import Kind
 from midstream.components.own import portable
 from midstream.core.agent import Lessons, lessons_digest
 from midstream.core.data import Frozen
@@ -203,8 +202,6 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
 # --- the agent that a lesson set is proven for ------------------------------------------------------------------------
 
 Table = Mapping[str, Any]
-# Of every kind of agent.
-_MODULES: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 # Other settings of the agent that its prompts show.
 _LOOP = ("memory_update", "memory_result_tokens", "observation_format", "template", "filter")
 _MODEL = ("model", "extra_body", "chat_template_kwargs")
@@ -223,11 +220,11 @@ def identity(resolved: Table, weights: str = "") -> str:
     """
     # The modules of agents, which most readers of lessons do not need.
     from midstream.agents.prompted import PromptedModule
-    from midstream.components.kinds import config_class, registered
+    from midstream.components.kinds import MODULE_KINDS, config_class, registered
 
     agent, engines = resolved["agent"], resolved["engines"]
     modules: dict[str, dict[str, Any]] = {}
-    for name in _MODULES:
+    for name in MODULE_KINDS:
         if name not in agent:
             continue
         table = agent[name]

@@ -31,6 +31,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import JsonValue
 
 from midstream.agents.rendering import PromptTemplate
+from midstream.core.data import mapped
 from midstream.core.engine import Engine, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
@@ -301,11 +302,11 @@ def _turn(turn: Turn) -> dict[str, JsonValue]:
 
 
 def _cut_texts(value: JsonValue, limit: int) -> JsonValue:
-    """`value` with every text in it, at any depth, at most `limit` characters long and a note."""
-    if isinstance(value, str):
-        if len(value) <= limit:
-            return value
-        return f"{value[: limit // 2]} [cut: {len(value) - limit} characters] {value[-(limit // 2) :]}"
-    if isinstance(value, dict):
-        return {key: _cut_texts(item, limit) for key, item in value.items()}
-    return [_cut_texts(item, limit) for item in value] if isinstance(value, Sequence) else value
+    """`value` with every text in it at most `limit` characters long, with a note of what is left out."""
+
+    def cut(leaf: JsonValue) -> JsonValue:
+        if not isinstance(leaf, str) or len(leaf) <= limit:
+            return leaf
+        return f"{leaf[: limit // 2]} [cut: {len(leaf) - limit} characters] {leaf[-(limit // 2) :]}"
+
+    return mapped(value, cut)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,16 +72,6 @@ class GateConfig(Settings):
     block: int = Field(default=32, ge=1)
     test_pairs: int = Field(default=600, ge=1)
     bisect_pairs: int = Field(default=1000, ge=0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Requests:
-    """At most `count` requests of a role to an engine, each for at most `max_tokens` new tokens."""
-
-    role: str
-    engine: str
-    count: int
-    max_tokens: int
 
 
 class LessonsConfig(Settings):
@@ -170,15 +160,9 @@ class LessonsConfig(Settings):
             found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
         return found
 
-    def most_requests(self, limits: BudgetConfig) -> list[Requests]:
-        """An upper bound of the requests by role: every reply is requested `ASKS` times."""
+    def most_requests(self, limits: BudgetConfig) -> Counter[tuple[str, str]]:
+        """An upper bound of the requests by role and engine: every reply is requested `ASKS` times."""
         counts = {"critic": self.most_tasks(limits), "merger": self.most_updates(limits)}
         if self.lessons_from == "rollouts":
             counts = {"summariser": counts["critic"] * self.group_size, **counts}
-        found = []
-        for name, count in counts.items():
-            role = self.role(name)
-            found.append(
-                Requests(role=name, engine=role.engine, count=count * ASKS, max_tokens=role.sampling.max_tokens)
-            )
-        return found
+        return Counter({(name, self.role(name).engine): count * ASKS for name, count in counts.items()})

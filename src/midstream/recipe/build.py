@@ -126,6 +126,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The sandbox as a line of text; "" if no code runs."""
         return f"{self.sandbox.tier}: {self.sandbox.mechanisms}" if self.runs_code else ""
 
+    @property
+    def tier(self) -> str:
+        """The tier of the sandbox in which code runs, or ran when it was recorded; "" if no code runs."""
+        return self.sandbox.tier if self.runs_code else self.tool_tables.recorded_tier
+
     @cached_property
     def code_runner(self) -> ProgramRunner:
         """The runner of the executor's programs."""
@@ -165,10 +170,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def tools(self) -> list[Tool]:
         """The tools, in the recipe's order. Raises `RecipeError` if two have the same name."""
-        return self.tool_tables.tools
+        return [tool for tool, _ in self.tool_tables.built.values()]
 
     @cached_property
     def tool_tables(self) -> ToolTables:
@@ -216,10 +221,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 self.opened.append(engine)
             self._asked[name] = engine
         return self._asked[name]
-
-    def engine_of(self, component: Component) -> Engine | None:
-        """The engine that a component's table names."""
-        return self.engine(component.engine, counted=component.kind != "engine") if component.engine else None
 
     @cached_property
     def policy(self) -> Policy:
@@ -306,7 +307,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
             sampling=temperature if self.recipe.training is None else getattr(config, "sampling", None),
-            sandbox=tier_of(self),
+            sandbox=self.tier,
             lessons=lessons,
             dialogues=source if isinstance(source, Dialogues) else None,
         )
@@ -382,11 +383,6 @@ def prompt_notes(recipe: Recipe) -> list[str]:
     return notes
 
 
-def tier_of(build: Build) -> str:
-    """The tier of the sandbox in which a build's code runs, or ran when it was recorded; "" if no code runs."""
-    return build.sandbox.tier if build.runs_code else build.tool_tables.recorded_tier
-
-
 @dataclass
 class Policy:
     """The trained weights of a build."""
@@ -448,13 +444,8 @@ class ToolTables:
         self._build, self._recipe = build, build.recipe
 
     @cached_property
-    def tools(self) -> list[Tool]:
-        """The tools, in the recipe's order. Raises `RecipeError` for an equal name."""
-        return [tool for tool, _ in self._built.values()]
-
-    @cached_property
-    def _built(self) -> dict[str, tuple[Tool, str]]:
-        """The tools by name, in the recipe's order, each with the name of its table."""
+    def built(self) -> dict[str, tuple[Tool, str]]:
+        """The tools by name, in the recipe's order, each with its table's. Raises `RecipeError` for an equal name."""
         recipe = self._recipe
         only_trains = recipe.training is not None and recipe.warm_start is None and recipe.evaluation.at == "none"
         built: dict[str, tuple[Tool, str]] = {}
@@ -489,7 +480,7 @@ class ToolTables:
     def wrapped(self, wrappers: Wrappers) -> list[Tool]:
         """The tools of an evaluation set, or of a warm start, in whose every run these wrap them."""
         found: list[Tool] = []
-        for tool, table in self._built.values():
+        for tool, table in self.built.values():
             tools: Sequence[Tool] = [tool]
             for wrapper in wrappers.get(table, {}).values():
                 config = wrapper_config(wrapper).model_copy(update={"everywhere": True})

@@ -189,7 +189,6 @@ def reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Componen
 
 
 def _components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
-    """Every component of the recipe with its place."""
     yield from _task_components(recipe)
     for where, component, _ in reward_components(recipe):
         yield where, component

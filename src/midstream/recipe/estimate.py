@@ -206,7 +206,6 @@ def requests_of(recipe: Recipe, batch: Batch) -> Requested:
 
 def _requests(recipe: Recipe, batches: Sequence[Batch], *, training: bool) -> Requested:
     found = sum((requests_of(recipe, batch) for batch in batches), Requested())
-    limits = recipe.budget or BudgetConfig()
-    for role in recipe.lessons.most_requests(limits) if training and recipe.lessons else ():
-        found[role.role, role.engine] += role.count
+    if training and recipe.lessons:
+        found.update(recipe.lessons.most_requests(recipe.budget or BudgetConfig()))
     return found

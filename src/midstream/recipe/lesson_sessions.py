@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from midstream.core.errors import RecipeError, name_place
 from midstream.core.task import Task, same_question
+from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.access import read
 from midstream.lessons.ledger import Ledger
@@ -35,7 +37,7 @@ def lessons_parts_of(build: Build) -> LessonsParts:
         validation_set=validation_set,
         set_tasks=build.set_tasks,
         make_environment=build.environment,
-        engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
+        engines={role: build.engine(config.role(role).engine) for role in ROLES},
         start=read(config.start) if config.start else LessonSet(),
         identity=identity(build.resolved),
         budget=budget,
@@ -100,6 +102,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
                 validation=build.set_tasks(build.recipe.evaluation.validation),
                 seed=build.recipe.warm_seed,
                 report=report,
+                learned=partial(record_learned, run, "warm start"),
             )
             run.checkpoints.save(0, build.policy.learner.save)
         await build.policy.publish(0)

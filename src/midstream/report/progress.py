@@ -162,8 +162,8 @@ class Progress:
         )
         self._counts += met
         tools = sorted(metrics.tool_use.share.items(), key=lambda item: -item[1])
-        self.facts |= {**facts, "tools": "  ".join(f"{name} {share:.0%}" for name, share in tools)}
-        self.facts |= {"reward": self._curve(metrics.reward_mean), "errors": _wrong(self._counts)}
+        shown = {"reward": self._curve(metrics.reward_mean), "errors": _wrong(self._counts)}
+        self.facts |= {**facts, **shown, "tools": "  ".join(f"{name} {share:.0%}" for name, share in tools)}
         return self._line(facts, _wrong(met))
 
     def _count_update(self, event: events.UpdateFinished) -> str:
@@ -176,10 +176,9 @@ class Progress:
             "spent": spent_text(event.spent, self._limits),
             "left out": counts_text(event.left_out),
         }
-        self.facts |= facts
-        self.facts["reward"] = self._curve(event.reward_mean)
-        self.facts["changes"] = counts_text(total_fates([update.fates for update in self._updates])) or "none"
-        self.facts["left out"] = counts_text(self._left_out)
+        changes = counts_text(total_fates([update.fates for update in self._updates])) or "none"
+        so_far = {"changes": changes, "left out": counts_text(self._left_out)}
+        self.facts |= {**facts, **so_far, "reward": self._curve(event.reward_mean)}
         if event.update <= self.done:
             # It was made in an earlier session, whose log has it.
             return ""

@@ -105,7 +105,6 @@ def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
 
 
 def _described(run: RunDirectory, info: RunInfo) -> tuple[str, list[Section]]:
-    """The lead and the sections."""
     if info.kind == "lessons":
         # Imported here: most runs need none of it.
         from midstream.report.lessons import lessons_page, read_lesson_run

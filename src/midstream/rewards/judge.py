@@ -10,28 +10,27 @@ decide the verdict.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
 from midstream.core.answers import extract
-from midstream.core.data import Frozen, object_schema
+from midstream.core.data import object_schema
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, RefusedError, RewardError
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
-from midstream.core.sqlite_file import SqliteFile
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.text_file import shipped_prompt
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage
+from midstream.engines.cached import CachedEngine, ReplyFile
 from midstream.rewards.rule import SingleFlight
 
 ROLE = "judge"
@@ -42,9 +41,8 @@ AGAIN = (
     "This is not the judgement. Reply again with one JSON object and nothing else: "
     '{"analysis": "...", "correct": true or false}'
 )
-FILE = "judge.sqlite"
-APPLICATION = 0x6D736A64  # "msjd"
-FORMAT = 1
+# Whether the answer is correct, and the requests that led to it: two if one was unreadable.
+Judged = tuple[bool, tuple[Call, ...]]
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
@@ -57,7 +55,7 @@ class JudgeConfig(RewardConfig):
         votes: requests for each answer, an odd number; the majority decides
         rubric: replaces `src/midstream/rewards/prompts/rubric.md`
         structured_output: the server enforces the JSON schema; needs its support
-        cache: a directory that keeps verdicts (`judge.sqlite`)
+        cache: a directory that keeps the judge's replies, and finds them, as `--cache` does of all served models
         rule: a type of rule-based reward that is computed too and reported; `""`: none
     """
 
@@ -108,11 +106,13 @@ class Judge:
         self.name = f"judge ({model.get('model', engine.name)})"
         self._config, self._engine, self._rule = config, engine, rule
         self._model = dict(model) or {"model": engine.name}
+        if config.cache:
+            replies = ReplyFile(config.cache, setting="`cache` of the judge")
+            self._engine = CachedEngine(engine, self._model, replies)
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self._rubric = config.rubric.strip() or shipped_prompt("midstream.rewards", "rubric").strip()
         self._system, self._user = shipped_prompt("midstream.rewards", "judge").split("<!-- user -->\n")
-        self._kept = VerdictFile(config.cache) if config.cache else None
-        self._flights: SingleFlight[JudgeVerdict] = SingleFlight()
+        self._flights: SingleFlight[Judged] = SingleFlight()
 
     def check(self, task: Task) -> None:
         """Accept any task that the rule accepts."""
@@ -144,46 +144,38 @@ class Judge:
         calls, votes_for = tuple[Call, ...](), 0
         for vote in range(self._config.votes):
             try:
-                verdict, asked = await self._vote(messages, vote)
+                (correct, asked), now = await self._vote(messages, vote)
             except RewardError as failure:
                 failure.calls = (*calls, *failure.calls)
                 raise
-            votes_for += verdict.correct
-            # A verdict from the cache was paid for another time.
+            votes_for += correct
+            # A verdict of an equal answer was paid for there.
             free = {"usage": Usage(), "failures": (), "error": None}
-            calls += verdict.calls if asked else tuple(call.model_copy(update=free) for call in verdict.calls)
+            calls += asked if now else tuple(call.model_copy(update=free) for call in asked)
         if self._config.votes > 1:
             parts |= {"votes": float(self._config.votes), "votes_for": float(votes_for)}
         return Score(value=float(2 * votes_for > self._config.votes), parts=parts, calls=calls)
 
     async def close(self) -> None:
         """Close the cache."""
-        if self._kept:
-            self._kept.close()
+        if self._config.cache:
+            await self._engine.close()
 
-    async def _vote(self, messages: tuple[Message, ...], vote: int) -> tuple[JudgeVerdict, bool]:
+    async def _vote(self, messages: tuple[Message, ...], vote: int) -> tuple[Judged, bool]:
         """The verdict, and whether the judge was asked now."""
         said = [message.wire() for message in messages]
         identity = [self._model, self._sampling.model_dump(), self._config.structured_output, said, vote]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         fresh = False
 
-        async def find_or_ask() -> JudgeVerdict:
+        async def ask() -> Judged:
             nonlocal fresh
-            # In threads: a write waits for the disk, and readers wait for the write.
-            found = await asyncio.to_thread(self._kept.find, key) if self._kept else None
-            if found is None:
-                fresh, found = True, await self._ask(messages, derive_seed(ROLE, key))
-                if self._kept:
-                    # If another process was faster, its verdict counts: later runs will read it.
-                    await asyncio.to_thread(self._kept.keep, key, found)
-                    kept = await asyncio.to_thread(self._kept.find, key)
-                    found = found.model_copy(update={"correct": (kept or found).correct})
-            return found
+            fresh = True
+            return await self._ask(messages, derive_seed(ROLE, key))
 
-        return await self._flights.get(key, find_or_ask), fresh
+        return await self._flights.get(key, ask), fresh
 
-    async def _ask(self, messages: tuple[Message, ...], seed: int) -> JudgeVerdict:
+    async def _ask(self, messages: tuple[Message, ...], seed: int) -> Judged:
         calls, reply = tuple[Call, ...](), ""
         for _ in range(ASKS):
             request = Request(
@@ -205,7 +197,7 @@ class Judge:
             reply = spoken(calls[-1].completion).strip()
             correct = read_verdict(reply)
             if correct is not None:
-                return JudgeVerdict(correct=correct, calls=calls)
+                return correct, calls
             shown = Message(role="assistant", content=neutral(reply) or "(no text)")
             messages = (*messages, shown, Message(role="user", content=AGAIN))
         raise RewardError(
@@ -233,41 +225,3 @@ def read_verdict(reply: str) -> bool | None:
     found = dict(pairs)
     sound = isinstance(found["analysis"], str) and isinstance(found["correct"], bool)
     return found["correct"] if sound else None
-
-
-# --- verdicts on disk, shared by processes: prompts and replies, and no key ------------------------------------------
-
-
-class JudgeVerdict(Frozen):
-    """One vote: whether the answer is correct, and the requests that led to it (two if one was unreadable)."""
-
-    correct: bool
-    calls: tuple[Call, ...]
-
-
-class VerdictFile(SqliteFile):
-    """The verdicts in a directory, by key. Raises as `SqliteFile`."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(
-            directory / FILE,
-            application=APPLICATION,
-            version=FORMAT,
-            schema=("CREATE TABLE verdicts (key TEXT PRIMARY KEY, value TEXT)",),
-            what="judge's cache",
-            setting="`cache` of the judge",
-        )
-
-    def find(self, key: str) -> JudgeVerdict | None:
-        """The verdict of a key; None without one."""
-        with self.access() as connection:
-            found = connection.execute("SELECT value FROM verdicts WHERE key = ?", (key,)).fetchone()
-        try:
-            return JudgeVerdict.model_validate_json(found[0]) if found else None
-        except ValidationError as error:
-            raise self.unusable(error) from error
-
-    def keep(self, key: str, verdict: JudgeVerdict) -> None:
-        """Store a verdict unless the key has one."""
-        with self.access() as connection:
-            connection.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", (key, verdict.model_dump_json()))

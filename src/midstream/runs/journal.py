@@ -176,7 +176,6 @@ def _damaged_line(path: Path, line: int, problem: str) -> RunError:
 
 
 def _repair_tail(path: Path, report: Report) -> None:
-    """Cut off a torn last line."""
     with open_file(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if not size:

@@ -118,10 +118,8 @@ class Segments:
         found: dict[bool, dict[str, Callable[[], Trajectory]]] = {True: {}, False: {}}
         for name, identifier, load in chain(written, unfinished):
             wanted = rest if name == segment else id_or_prefix
-            matches, full = found[identifier == wanted], f"{name}/{identifier}"
-            # One more than are shown: a run may have 100,000.
-            if identifier.startswith(wanted) and (len(matches) <= _SHOWN or full in matches):
-                matches[full] = load
+            if identifier.startswith(wanted):
+                found[identifier == wanted][f"{name}/{identifier}"] = load
         matches = found[True] or found[False]
         names = list(matches)
         if not names:

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from midstream.components.component import Component
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import Listener, Phase, RunStarted, StepFinished, TrajectoriesFinished
 from midstream.core.metrics import StepTiming, malformed_example
-from midstream.core.seeds import derive_seed
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.evaluation.leakage import record_learned
@@ -35,8 +35,8 @@ from midstream.runs.files import storage_errors
 from midstream.runs.segments import result_name
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.protocols import Learner, Student
-from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
-from midstream.training.supervised import SupervisedTraining, drawn_tasks, warm_start
+from midstream.training.settings import TrainingConfig, WarmStartConfig
+from midstream.training.supervised import SupervisedTraining, warm_start
 
 WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
 WARN_BELOW = 1.5  # tokens of an update's rows for each unique one
@@ -117,6 +117,7 @@ class TrainingSession(Session):
                 student=parts.student,
                 seed=parts.seed,
                 report=self._phase,
+                learned=partial(record_learned, run, "training"),
             )
         else:
             self.algorithm = parts.flow_grpo(parts.training)
@@ -167,18 +168,7 @@ class TrainingSession(Session):
         if loaded is None:
             if parts.evaluation.at != "none":
                 record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
-            collected: list[tuple[str, SupervisedConfig, int]] = []
-            warm = parts.warm_start
-            seed = parts.seed if warm is None or warm.seed is None else warm.seed
-            if warm is not None and warm.file is None:
-                collected.append(("warm start", warm, derive_seed("warm start", seed)))
-            if parts.training.algorithm == "supervised" and parts.training.steps:
-                collected.append(("training", parts.training.supervised, derive_seed(parts.seed, "supervised")))
-            for name, config, drawn in collected:
-                record_learned(
-                    run, name, [task for _, tasks in drawn_tasks(parts.source, config, drawn) for task in tasks]
-                )
-            if warm is not None:
+            if (warm := parts.warm_start) is not None:
                 await warm_start(
                     warm,
                     learner=parts.learner,
@@ -187,8 +177,9 @@ class TrainingSession(Session):
                     make_environment=parts.make_environment,
                     teacher=parts.teacher,
                     validation=parts.set_tasks(parts.evaluation.validation),
-                    seed=seed,
+                    seed=parts.seed if warm.seed is None else warm.seed,
                     report=lambda text: self._phase(f"warm start: {text}"),
+                    learned=partial(record_learned, run, "warm start"),
                 )
         self._done, steps = max(0, done), parts.training.steps
         # A limit may have ended the last step in the middle of its evaluations.

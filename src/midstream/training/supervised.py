@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -33,6 +34,7 @@ from midstream.training.transcripts import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Learned = Callable[[Sequence[Task]], None]  # records tasks that are learned from
 MAX_BROKEN = 0.01  # share of transcripts
 COPYING_FIRST = 48  # updates, half of which are on random tokens said twice where the recipe has such
 COPIED_ROWS, COPIED_TOKENS = 32, 24
@@ -75,13 +77,6 @@ class Transcripts:
         return self._epoch[1][place]
 
 
-def drawn_tasks(source: TaskSource, config: SupervisedConfig, seed: int) -> Iterator[tuple[int, list[Task]]]:
-    """The tasks that `collect` runs, some hundreds at a time, each time with how many came before."""
-    for start in range(0, config.transcripts, config.at_once):
-        count = min(config.at_once, config.transcripts - start)
-        yield start, source.sample("train", count, derive_seed(seed, "transcripts", start))
-
-
 async def collect(
     environment: Environment,
     source: TaskSource,
@@ -91,11 +86,13 @@ async def collect(
     report: Callable[[str], None],
     lessons: float = 0.0,
     roles: Collection[str] = ("planner",),
+    learned: Learned = lambda tasks: None,
 ) -> list[Row]:
     """Run the environment's policy on training tasks and make rows of unbroken runs: of each action, or each stream.
 
     `student` is the engine of the weights that are to learn: prompts are encoded as it would encode them. `lessons` is
-    the share of runs with known lessons in their prompts, `roles` the modules whose replies are learned.
+    the share of runs with known lessons in their prompts, `roles` the modules whose replies are learned; `learned`
+    receives the tasks, some hundreds at a time.
     """
     agent = environment.agent
     template = agent.template if isinstance(agent, InterleavedLoop) else None
@@ -103,12 +100,15 @@ async def collect(
     successes = isinstance(config, ImitationConfig) and config.successes_only
     rows: list[Row] = []
     broken = 0
-    for start, tasks in drawn_tasks(source, config, seed):
+    for start in range(0, config.transcripts, config.at_once):
+        size, drawn = min(config.at_once, config.transcripts - start), derive_seed(seed, "transcripts", start)
+        tasks = source.sample("train", size, drawn)
+        learned(tasks)
         report(f"collecting transcripts {start}/{config.transcripts}")
         groups = await rollout(
             environment,
             tasks,
-            seed=derive_seed(seed, "transcripts", start),
+            seed=drawn,
             lessons=world.lessons([task.id for task in tasks], lessons, seed) if world else None,
         )
         require_within_budget([group.trajectories[0] for group in groups])
@@ -157,6 +157,7 @@ async def warm_start(
     validation: Sequence[Task],
     seed: int,
     report: Callable[[str], None],
+    learned: Learned,
 ) -> None:
     """Learn from the file's transcripts, or from the teacher's; then the policy is the reference policy.
 
@@ -172,17 +173,16 @@ async def warm_start(
         # A teacher that answers as an engine shows the replies of every module that asks the model.
         asked = environment.engines.get("planner")
         roles = {"planner", *(role for role, engine in environment.engines.items() if engine is asked)}
-        rows = await collect(environment, source, student, config, seed, report, config.lessons, roles)
+        rows = await collect(environment, source, student, config, seed, report, config.lessons, roles, learned)
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"), config.similar)
-    learned = 0  # batches of transcripts
+    places = count()  # of batches of transcripts
     for step in range(1, config.steps + 1):
         learner.before_step(derive_seed(seed, "warm start", step))
         share = max(config.copying, 0.5) if config.copying and step <= COPYING_FIRST else config.copying
         if copies := bool(share) and random.Random(derive_seed(seed, "copying", step)).random() < share:
             batch, prompt_weight = copying_rows(student.tokenizer, derive_seed(seed, "copied", step)), 0.0
         else:
-            batch, prompt_weight = transcripts.batch(learned), config.prompt_weight
-            learned += 1
+            batch, prompt_weight = transcripts.batch(next(places)), config.prompt_weight
         loss = learner.supervised_step(batch, learning_rate(config, step), prompt_weight, shared=config.shared_prefixes)
         if step % 10 == 0:
             report(f"step {step}/{config.steps}, loss {loss:.2f}{' of copying' if copies else ''}")
@@ -206,6 +206,7 @@ class SupervisedTraining:
     student: Student
     seed: int
     report: Callable[[str], None]
+    learned: Learned
     _transcripts: Transcripts | None = field(default=None, init=False)
 
     async def step(self, step: int) -> StepOutcome:
@@ -213,7 +214,9 @@ class SupervisedTraining:
         config = self.config.supervised
         if self._transcripts is None:
             seed = derive_seed(self.seed, "supervised")
-            rows = await collect(self.environment, self.source, self.student, config, seed, self.report)
+            rows = await collect(
+                self.environment, self.source, self.student, config, seed, self.report, learned=self.learned
+            )
             self._transcripts = Transcripts(rows, config.batch_size, seed)
         losses = []
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):

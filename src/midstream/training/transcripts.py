@@ -23,7 +23,7 @@ from pydantic import JsonValue, ValidationError, model_validator
 from midstream.core.data import Frozen, problems_of
 from midstream.core.engine import Request
 from midstream.core.errors import RecipeError, name_place
-from midstream.core.stream import POLICY, stream_of
+from midstream.core.stream import POLICY, Piece, stream_of
 from midstream.core.stream_template import Template
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Message, Trajectory
@@ -32,13 +32,6 @@ from midstream.training.protocols import Row, Student
 
 _MAX_CHARACTERS = 1 << 28  # of a file, which is read whole
 _PROMPTED = ("planner", "executor", "verifier", "generator")
-
-
-class StreamPart(Frozen):
-    """A stretch of a stream after its prompt; parts that are not `sampled`, such as tool output, are only read."""
-
-    text: str
-    sampled: bool = False
 
 
 class Transcript(Frozen):
@@ -51,7 +44,7 @@ class Transcript(Frozen):
 
     messages: tuple[Message, ...] = ()
     prompt: str = ""
-    stream: tuple[StreamPart, ...] = ()
+    stream: tuple[Piece, ...] = ()
     tools: tuple[dict[str, JsonValue], ...] = ()
     ended: bool = True
 
@@ -125,10 +118,10 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
     if template.appends == "message":
         reply = Message(role="assistant", content=last.completion)
         return Transcript(messages=(*last.messages, reply), tools=tools, ended=ended)
-    pieces = [StreamPart(text=piece.text, sampled=piece.sampled) for piece in stream_of(trajectory)]
+    pieces = stream_of(trajectory)
     if not template.chat:
         return Transcript(prompt=first.prompt, stream=tuple(pieces), ended=ended)
-    opening = [StreamPart(text=template.opening)] if template.opening else []
+    opening = [Piece(text=template.opening)] if template.opening else []
     asked = first.messages[:-1] if first.messages[-1].role == "assistant" else first.messages
     return Transcript(messages=asked, stream=(*opening, *pieces), ended=ended)
 

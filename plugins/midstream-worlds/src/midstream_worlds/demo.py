@@ -18,7 +18,7 @@ from rich.text import Text
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli import solve
-from midstream.cli.show import show_result
+from midstream.cli.show import show_done, show_result
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.terminal import Terminal
 from midstream.engines.local.catalog import fetch
@@ -90,9 +90,10 @@ def run(options: argparse.Namespace) -> int:
         Terminal(stderr=True).print(_plan(recipe, START[name]), highlight=False)
     with progress(quiet=options.quiet) as listener:
         run = api.train(recipe, out=root, exist_ok=not options.no_resume, listener=listener).directory
-    show_result(run, as_json=options.json, short=True)
     if options.json:
+        show_done(run, as_json=True)
         return 0
+    show_result(run, short=True)
     console, place = Terminal(), shlex.quote(str(run.root))
     if options.text:
         _ask(run, console)
