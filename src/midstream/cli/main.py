@@ -33,7 +33,7 @@ COMMANDS = {
     "solve": "answer one question, turn by turn",
     "serve": "answer clients with an agent, or open sessions for agents that run elsewhere",
     "list": "recipes, benchmarks, tools and other components; one in full",
-    "doctor": "what works on this machine, and with this model?",
+    "doctor": "what works on this machine; does a model's server answer?",
     "call": "call a tool by hand, or see what it takes",
     "models": "small models for this process; fetch one, merge an adapter",
     "index": "search in your own documents",

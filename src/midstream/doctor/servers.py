@@ -5,31 +5,23 @@ A key is read here only to see whether it is there. Neither it nor a part of it 
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from midstream.core.engine import Engine, Request
-from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
+from midstream.core.engine import Request
+from midstream.core.errors import DeadlineError, EngineError, UsageError
 from midstream.core.http import redacted
-from midstream.core.json_schema import schema_error
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.server import fetch_models, names_model
 from midstream.engines.openai.settings import OpenAIConfig
-from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
+from midstream.report.doctor import Check
 from midstream.report.numbers import cut
 
 # A small machine may first load the model.
 REQUEST_LIMIT_S = 20.0
-PROBE_LIMIT_S = 600.0
 SHOWN, LONGEST_NAME = 4, 80  # names of models, characters of one
-PROBE_SCHEMA: Mapping[str, Any] = {
-    "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"], "additionalProperties": False,
-}  # fmt: skip
 
 
 async def check_server(name: str, config: OpenAIConfig, *, several: bool = False) -> list[Check]:
@@ -78,43 +70,3 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
         await engine.close()
     server = server_check(status="ok", words=f"{config.base_url} answers")
     return [key, server, model_check(status="ok", words=f"{config.model} answered; no list of models is given")]
-
-
-async def probe_engine(engine: Engine) -> list[Probe]:
-    """Does it give token ids and log-probabilities? Does it enforce a JSON schema?"""
-    if not isinstance(engine, OpenAICompatibleEngine):
-        said = "sampled in this process" if engine.token_exact else "not recorded"
-        return [Probe(engine=engine.name, what=TOKEN_IDS, works=engine.token_exact, words=said)]
-    exact = OpenAICompatibleEngine(engine.config.model_copy(update={"token_ids": True}), engine.name)
-    try:
-        return [await _probe(exact, TOKEN_IDS, None), await _probe(engine, JSON_SCHEMA, PROBE_SCHEMA)]
-    finally:
-        await exact.close()
-
-
-async def _probe(engine: Engine, what: str, schema: Mapping[str, Any] | None) -> Probe:
-    """Ask for one plain word: under a schema, only a server that enforces it can answer in JSON."""
-    request = Request(
-        role="probe",
-        messages=(Message(role="user", content="Reply with the single word hello, in plain text, without JSON."),),
-        sampling=Sampling(temperature=1.0, max_tokens=512),
-        json_schema=schema,
-        deadline_s=time.monotonic() + PROBE_LIMIT_S,
-    )
-    probe = partial(Probe, engine=engine.name, what=what)
-    try:
-        call = await engine.sample(request)
-    except UnsupportedError as failure:
-        return probe(works=False, words=failure.what)
-    except (EngineError, DeadlineError) as failure:
-        # Refused at once is a no; repeated failures and a time-out leave the question open.
-        spent = isinstance(failure, DeadlineError) or any(call.failures for call in failure.calls)
-        return probe(works=None if spent else False, words=failure.what)
-    if schema is None:
-        return probe(works=True, words=f"{len(call.completion_ids)} for a short reply")
-    try:
-        value = json.loads(call.completion)
-        enforced = isinstance(value, dict) and schema_error(value, schema) is None
-    except ValueError:
-        enforced = False
-    return probe(works=enforced, words=f"replied {call.completion}")

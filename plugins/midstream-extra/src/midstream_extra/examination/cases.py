@@ -1,4 +1,4 @@
-"""The fixed cases of `midstream doctor`, and the criteria of a correct reply.
+"""The fixed cases of `midstream examine`, and the criteria of a correct reply.
 
 Each case has `ask`: it passes the case to a role's real module and marks the result. A reply that cannot be used passes
 no check: a module's fallback earns nothing.
@@ -210,7 +210,7 @@ class Cases(Frozen):
 
 def load_cases() -> Cases:
     """Read the cases that come with midstream."""
-    text = (resources.files("midstream.doctor") / "cases.toml").read_text(encoding="utf-8")
+    text = (resources.files("midstream_extra.examination") / "cases.toml").read_text(encoding="utf-8")
     return Cases.model_validate(tomllib.loads(text))
 
 

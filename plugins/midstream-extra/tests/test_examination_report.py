@@ -1,4 +1,4 @@
-"""Rates, standings and advice of `midstream doctor`, and its screen on narrow terminals."""
+"""Rates, standings and advice of `midstream examine`, and its screen on narrow terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.terminal import Terminal
-from midstream.report.doctor import (
+from midstream.report.draw import draw
+from midstream_extra.examination.report import (
     JSON_SCHEMA,
     TOKEN_IDS,
     CaseResult,
@@ -22,7 +23,6 @@ from midstream.report.doctor import (
     role_blocks,
     standing_of,
 )
-from midstream.report.draw import draw
 
 IDS = Probe(engine="model", what=TOKEN_IDS, works=True, words="6 for a short reply")
 SCHEMA = Probe(engine="model", what=JSON_SCHEMA, works=True, words="replied {}")

@@ -22,12 +22,12 @@ from midstream.core.engine import Engine, LockstepEngine
 from midstream.core.errors import PromptTooLongError, RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
-from midstream.doctor.cases import Cases, load_cases
-from midstream.doctor.servers import probe_engine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import InterleavedConfig
-from midstream.report.doctor import GOOD, CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
 from midstream.rollout import run_concurrently
+from midstream_extra.examination.cases import Cases, load_cases
+from midstream_extra.examination.probes import probe_engine
+from midstream_extra.examination.report import GOOD, CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
 
 # Few requests at a time, so that the seconds are those of a server that is not crowded.
 _CONCURRENCY = 4
@@ -85,7 +85,12 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     finally:
         for engine in engines.values():
             await engine.close()
-    found = {skipped.role: skipped for skipped in unreached(build)}
+    reasons = {name: _reason_to_skip(build, name) for name in build.recipe.modules}
+    found = {
+        name: RoleResult(role=name, standing="not examined", skipped=reason)
+        for name, reason in reasons.items()
+        if reason
+    }
     for role in roles:
         answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
         seconds, rates = [each for result in answered for each in result.seconds], rates_of(answered)
@@ -100,7 +105,7 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
             median_s=statistics.median(seconds) if seconds else None,
             cases=tuple(answered),
         )
-    everyone = list(found.values())
+    everyone = [found[name] for name in build.recipe.modules]
     advice, planner = advice_on(everyone, probes), found.get("planner")
     readable = planner.rates.get("reply readable") if planner else None
     if readable is not None and readable.share < GOOD and build.recipe.modules["planner"].type == "prompted":
@@ -114,15 +119,6 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     )
 
 
-def unreached(build: Build) -> tuple[RoleResult, ...]:
-    """All roles as not examined, each with the reason: what it is, or that its server does not answer."""
-    failed = "its server or key failed, see above"
-    return tuple(
-        RoleResult(role=name, standing="not examined", skipped=_reason_to_skip(build, name) or failed)
-        for name in build.recipe.modules
-    )
-
-
 def check_any_role(build: Build) -> None:
     """Raise `RecipeError` if the recipe has no role to examine."""
     reasons = {name: _reason_to_skip(build, name) for name in build.recipe.modules}
@@ -131,7 +127,7 @@ def check_any_role(build: Build) -> None:
             f"recipe {build.recipe.name!r} has no role to examine",
             code="no-role-to-examine",
             cause="; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
-            fix="midstream doctor --model NAME --base-url URL",
+            fix="midstream examine --model NAME --base-url URL",
         )
 
 

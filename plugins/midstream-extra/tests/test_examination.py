@@ -1,4 +1,4 @@
-"""`midstream doctor` on scripted models behind a real server: it finds what they can and cannot do, and why."""
+"""`midstream examine` on scripted models behind a real server: it finds what they can and cannot do, and why."""
 
 from __future__ import annotations
 
@@ -17,29 +17,16 @@ from midstream.cli.main import main
 from midstream.core.engine import Request
 from midstream.core.json_schema import schema_error
 from midstream.core.trajectory import Call, MemoryRecord
-from midstream.doctor import checks
-from midstream.doctor.cases import Cases, equal, holds, load_cases, memory_of, plain
-from midstream.doctor.roles import examine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.report.doctor import Check
+from midstream_extra.examination.cases import Cases, equal, holds, load_cases, memory_of, plain
+from midstream_extra.examination.roles import examine
 from support.llm_server import Body, LLMServer, completion, prompt_of
 
 CASES = load_cases()
 PROBED = "single word hello"
 SCHEMA_REPLY = '{"word": "hello"}'
 FAST = ("--set", "engines.model.first_pause_s=0", "--set", "engines.model.max_attempts=3")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither PyTorch nor the sandbox is tried out again for every model: tests/doctor/test_machine.py does that."""
-
-    async def none(*_: Any, **__: Any) -> list[Check]:
-        return []
-
-    monkeypatch.setattr(checks, "check_training", none)
-    monkeypatch.setattr(checks, "check_sandbox", none)
 
 
 def role_of(text: str) -> str:
@@ -83,7 +70,7 @@ def only(role: str, reply: str) -> Callable[[Body], str]:
 
 
 def examined(server: LLMServer, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
-    code = main(["doctor", "--model", "m", "--base-url", server.base_url, "--json", *FAST, *more])
+    code = main(["examine", "--model", "m", "--base-url", server.base_url, "--json", *FAST, *more])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -292,19 +279,16 @@ def test_faults_of_the_server_are_retried_and_counted(capsys: pytest.CaptureFixt
 def test_a_server_that_is_down_is_no_verdict_on_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     with LLMServer() as server:
         gone = server.base_url
-    assert main(["doctor", "--model", "m", "--base-url", gone, "--json", *FAST]) == 1
-    found = json.loads(capsys.readouterr().out)
-    [server_check] = [check for check in found["machine"] if check["code"] == "MS502"]
-    assert (server_check["status"], found["works"]) == ("failed", False)
-    assert "nothing answers at" in server_check["words"]
-    assert server_check["fix"].startswith("start the server there")
-    assert {role["standing"] for role in found["roles"]} == {"not examined"}
+    assert main(["examine", "--model", "m", "--base-url", gone, "--json", *FAST]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "error[endpoint-unreachable]" in printed.err
 
 
 @pytest.mark.parametrize("fault", [401, 503])
 def test_a_server_that_refuses_or_stays_broken_is_an_error(capsys: pytest.CaptureFixture[str], fault: int) -> None:
     with LLMServer(perfect, faults=[fault] * 200) as server:
-        assert main(["doctor", "--model", "m", "--base-url", server.base_url, "--json", *FAST]) == 1
+        assert main(["examine", "--model", "m", "--base-url", server.base_url, "--json", *FAST]) == 1
         asked = len(server.bodies)
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -329,7 +313,7 @@ def test_an_executor_that_writes_programs_is_not_examined(capsys: pytest.Capture
 
 
 def test_a_recipe_without_models_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--recipe", "control-random"]) == 2
+    assert main(["examine", "--recipe", "control-random"]) == 2
     assert "has no role to examine" in capsys.readouterr().err
 
 
@@ -371,7 +355,7 @@ def test_an_in_process_engine_is_joined_and_left() -> None:
 
 def test_the_screen_ends_with_the_conclusion(capsys: pytest.CaptureFixture[str]) -> None:
     with LLMServer(only("generator", "<answer>42</answer>")) as server:
-        assert main(["doctor", "--model", "m", "--base-url", server.base_url, *FAST, "--quiet"]) == 1
+        assert main(["examine", "--model", "m", "--base-url", server.base_url, *FAST, "--quiet"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"wanted\s+1868\n\s+said\s+42\n", re.sub(" +\n", "\n", out))
     assert out.index("Missed") < out.index("Server") < out.index("Conclusion") < out.index("What to do")
@@ -420,7 +404,7 @@ def test_a_policy_that_never_calls_is_found_out(capsys: pytest.CaptureFixture[st
 def test_a_policy_whose_server_fails_is_no_verdict_on_it(capsys: pytest.CaptureFixture[str]) -> None:
     error = {"error": {"message": "overloaded", "code": 503}}
     with LLMServer(lambda body: error) as server:
-        arguments = ["doctor", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, "--json"]
+        arguments = ["examine", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, "--json"]
         assert main([*arguments, *FAST]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -441,7 +425,7 @@ def test_a_template_with_a_tool_of_its_own_has_no_cases(tmp_path, capsys: pytest
     own.write_text(f'{calls}\noutput = {{ open = "<said>", close = "</said>" }}\n')
     settings = (f"agent.template={own}", 'agent.tools={oracle="python"}')
     with LLMServer(streaming) as server:
-        arguments = ["doctor", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, *FAST]
+        arguments = ["examine", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, *FAST]
         assert main([*arguments, *(part for setting in settings for part in ("--set", setting))]) == 2
     assert "its template calls a tool that no case is about" in capsys.readouterr().err
 

@@ -1,0 +1,1 @@
+"""Whether a model can play an agent's roles: `midstream examine`."""
