@@ -16,14 +16,14 @@ from typing import Any, Unpack
 
 from midstream import api
 from midstream.core.engine import ForwardedReply, ForwardedRequest
-from midstream.core.errors import RewardError, StorageError
+from midstream.core.errors import MidstreamError, RewardError, StorageError
 from midstream.core.events import Listener, Note, TurnEvent
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing, media_of
 from midstream.gateway.server import Gateway, PendingReply, Step, now
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
@@ -227,7 +227,10 @@ class AnsweringAgent:
         """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
         if chat.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
-        if name := find_changing(chat.options) or ("response_format" if chat.json_schema else None):
+        name = (
+            find_changing(chat.options) or media_of(chat.messages) or ("response_format" if chat.json_schema else None)
+        )
+        if name:
             raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
         # The agent answers one question, so what was said before stands above it.
         *before, last = chat.messages
@@ -258,3 +261,6 @@ class AnsweringAgent:
         raise FormError("not-found", f"there is no {request.method} /v1/{request.path}", None, status=404)
 
     take_end = take_reward
+
+    def fail(self, failure: MidstreamError) -> None:
+        """A reply that a client cannot get: nothing is recorded here."""

@@ -137,7 +137,7 @@ def deep(levels: int) -> Any:
         ({"messages": []}, "invalid_value", "messages"),
         ({"messages": {}}, "invalid_type", "messages"),
         ({"messages": ["Hi"]}, "invalid_type", "messages[0]"),
-        ({"messages": [{"role": "function", "content": ""}]}, "unsupported_value", "messages[0].role"),
+        ({"messages": [{"role": "critic", "content": ""}]}, "unsupported_value", "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
         ({"messages": [{"role": "user", "content": 4}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "missing_required_parameter", "messages[0].tool_call_id"),

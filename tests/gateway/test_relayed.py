@@ -345,7 +345,7 @@ def test_any_other_api_of_the_server():
     assert found[1] == (200, "audio/wav", speech)
     # The budget has two calls.
     assert (found[2][0], json.loads(found[2][2])["error"]["code"]) == (503, "budget-spent")
-    assert [(call.role, call.usage.prompt_tokens) for call in calls] == [("embeddings", 6), ("audio/speech", 0)]
+    assert [(call.sent["path"], call.usage.prompt_tokens) for call in calls] == [("embeddings", 6), ("audio/speech", 0)]
     assert (spent.calls, spent.tokens) == (2, 6)
 
 

@@ -37,7 +37,7 @@ BODY_FAULTS: Mapping[str, str] = {
     "error_in_200": '{"error": {"message": "overloaded", "code": 503}}',
 }
 TRANSIENT_FAULTS: tuple[Fault, ...] = (429, 500, 503, "reset", "truncate", *BODY_FAULTS)
-STREAM_FAULTS: tuple[Fault, ...] = (*TRANSIENT_FAULTS, "no_done", "no_finish")
+STREAM_FAULTS: tuple[Fault, ...] = (*TRANSIENT_FAULTS, "no_finish")
 PIECE = 3  # characters of a reply in one event of a stream
 
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from midstream.core.data import JsonSchema
+from midstream.core.data import JsonObject, JsonSchema
 from midstream.core.events import Emit, ignore_event
 from midstream.core.trajectory import Call, Message, Sampling, Usage
 
 # The place of the running trajectory in its rollout: a tool's request to an engine in this process has it as `order`.
 ORDER: ContextVar[int] = ContextVar("order", default=0)
-_LIMITS = frozenset(("max_tokens", "max_completion_tokens"))
+_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +42,16 @@ class Request:
     # `sampling` has their values, and defaults for what they leave open. None for midstream's own requests.
     options: Mapping[str, Any] | None = None
     capped: bool = False  # `sampling.max_tokens` holds, whatever `options` say
-    # Asks for a stream, and gets its pieces as the server sends them.
-    relay: Callable[..., object] | None = None
+    # Asks for a stream; gets each chunk as the server sends it, and what that adds to the first choice.
+    relay: Callable[[JsonObject, Sequence[ReplyPiece]], object] | None = None
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     emit: Emit = ignore_event  # called with each piece of "text" by an engine that streams, with "retry" on a retry
 
     @property
     def max_tokens(self) -> int | None:
         """The most new tokens; None if an agent of another program sets no limit."""
-        limited = self.options is None or self.capped or not _LIMITS.isdisjoint(self.options)
-        return self.sampling.max_tokens if limited else None
+        given = self.options is None or any(self.options.get(name) is not None for name in _LIMITS)
+        return self.sampling.max_tokens if given or self.capped else None
 
     def answered(self, engine: str, completion: str, **fields: Any) -> Call:
         """The record of an engine's answer; `fields` are others of a `Call`."""
@@ -83,16 +83,28 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyPiece:
+    """A piece of a streamed reply: of its "text", of its "thoughts", or of the arguments of the "call" at a place."""
+
+    kind: Literal["text", "thoughts", "call"]
+    text: str
+    place: int = 0
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardedRequest:
     """A request to another API of an engine's server, such as `POST embeddings`; `path` is below the server's address.
 
-    A JSON object whose "model" is null asks for the engine's own.
+    `own_model`: the body is a JSON object, whose "model" is to be the engine's.
     """
 
     method: str
     path: str
     content_type: str
     body: bytes
+    own_model: bool = False
     deadline_s: float | None = None
 
 
@@ -110,7 +122,7 @@ class ForwardedReply:
 class ServedEngine(Engine, Protocol):
     """An engine whose server gets the requests of an agent of another program as they are.
 
-    It uses any of a request's `options`; its calls have the server's `reply` to them.
+    It uses any of a request's `options`; its calls have the server's `reply` to them, unless it is `token_exact`.
     """
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:

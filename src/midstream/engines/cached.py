@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from midstream.core.engine import ForwardedReply, ForwardedRequest, Request, ServedEngine
+from midstream.core.engine import Engine, ForwardedReply, ForwardedRequest, Request, ServedEngine
 from midstream.core.sqlite_file import SqliteFile
 from midstream.core.text import to_json
 from midstream.core.trajectory import Call
@@ -56,7 +56,7 @@ class ReplyFile(SqliteFile):
 class CachedEngine:
     """`core.engine.Engine` that asks another one only what its file does not have. `identity` names the model."""
 
-    def __init__(self, engine: ServedEngine, identity: Mapping[str, JsonValue], file: ReplyFile) -> None:
+    def __init__(self, engine: Engine, identity: Mapping[str, JsonValue], file: ReplyFile) -> None:
         self.engine, self._identity, self._file = engine, identity, file
         self.name, self.token_exact = engine.name, engine.token_exact
 
@@ -75,7 +75,8 @@ class CachedEngine:
         return call
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
-        """Pass a request to another API on: its answer is not kept."""
+        """Pass a request to another API of a server on: its answer is not kept."""
+        assert isinstance(self.engine, ServedEngine)
         return await self.engine.forward(request)
 
     async def close(self) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.data import JsonObject
+from midstream.core.engine import ReplyPiece
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields, Relayed
 
 heartbeat = forms.sse({"type": "ping"}, "ping")
 
@@ -109,7 +110,7 @@ def write(reply: ChatReply) -> dict[str, Any]:
     if reply.speaks:
         content.append({"type": "text", "text": reply.text})
     for use in reply.tool_uses:
-        content.append({"type": "tool_use", "id": use.id, "name": use.name, "input": json.loads(use.arguments)})
+        content.append({"type": "tool_use", "id": use.id, "name": use.name, "input": use.values or {}})
     ended = "tool_use" if reply.tool_uses else "end_turn"
     return {
         "id": f"msg_{reply.id}",
@@ -127,23 +128,26 @@ class Stream:
     """The stream of a reply, in server-sent events."""
 
     def __init__(self, chat: ChatRequest) -> None:
-        self._chat, self._begun = chat, False
-        # The kind of the open block, and its place.
-        self._open, self._index = "", -1
+        self._chat = chat
+        # The blocks that have begun: thoughts, text, calls by their place.
+        self._blocks: list[tuple[str, int]] = []
+        self._begun = False
 
-    def add(self, chunk: JsonObject) -> Iterator[str]:
-        """A piece of a server's stream of a chat completion."""
+    def add(self, relayed: Relayed) -> Iterator[str]:
+        """A chunk of a server's stream of a chat completion."""
         if not self._begun:
-            yield self._begin(str(chunk.get("id")), 0)
-        yield from self._add(forms.first_delta(chunk))
+            yield self._begin(relayed.id, 0)
+        for piece in relayed.pieces:
+            yield from self._add(piece)
 
     def end(self, reply: ChatReply) -> Iterator[str]:
         """What is left of the reply, and the end."""
         if not self._begun:
             yield self._begin(reply.id, reply.prompt_tokens)
-            for delta in forms.deltas_of(reply):
-                yield from self._add(delta)
-        yield from self._close()
+            for piece in forms.pieces_of(reply):
+                yield from self._add(piece)
+        if self._blocks:
+            yield _event("content_block_stop", index=len(self._blocks) - 1)
         message = write(reply)
         ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=ended, usage=message["usage"])
@@ -155,28 +159,23 @@ class Stream:
         empty = write(ChatReply(id=identifier, model=self._chat.model, prompt_tokens=prompt_tokens, **none))
         return _event("message_start", message=empty | {"content": [], "stop_reason": None})
 
-    def _add(self, delta: JsonObject) -> Iterator[str]:
-        """The events of a delta; the first piece of a kind or call begins a block."""
-        for piece in forms.pieces_of(delta):
-            # The field with the text of a text block is "text", of a thinking block "thinking".
-            key = "thinking" if piece.kind == "thoughts" else "text"
-            block, change = {"type": key, key: ""}, {"type": f"{key}_delta", key: piece.text}
-            if piece.kind == "call":
-                block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
-                change = {"type": "input_json_delta", "partial_json": piece.text}
-            elif key == "thinking":
-                block["signature"] = ""
-            if piece.begins or piece.kind != self._open:
-                yield from self._close()
-                self._open, self._index = piece.kind, self._index + 1
-                yield _event("content_block_start", index=self._index, content_block=block)
-            if piece.text or piece.kind != "call":
-                yield _event("content_block_delta", index=self._index, delta=change)
-
-    def _close(self) -> Iterator[str]:
-        if self._open:
-            yield _event("content_block_stop", index=self._index)
-            self._open = ""
+    def _add(self, piece: ReplyPiece) -> Iterator[str]:
+        """The events of a piece; the first of a kind or call begins a block."""
+        # The field with the text of a text block is "text", of a thinking block "thinking".
+        key = "thinking" if piece.kind == "thoughts" else "text"
+        block, change = {"type": key, key: ""}, {"type": f"{key}_delta", key: piece.text}
+        if piece.kind == "call":
+            block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+            change = {"type": "input_json_delta", "partial_json": piece.text}
+        elif key == "thinking":
+            block["signature"] = ""
+        if (place := (piece.kind, piece.place)) not in self._blocks:
+            if self._blocks:
+                yield _event("content_block_stop", index=len(self._blocks) - 1)
+            self._blocks.append(place)
+            yield _event("content_block_start", index=self._blocks.index(place), content_block=block)
+        if piece.text or piece.kind != "call":
+            yield _event("content_block_delta", index=self._blocks.index(place), delta=change)
 
 
 def _event(kind: str, **fields: object) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 from midstream.core.data import JsonObject
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields, Relayed
 
 heartbeat, error = forms.HEARTBEAT, forms.openai_error
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES |= {"function": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
 # How many replies, and what of each.
 _REPLIES = ("n", "logprobs", "top_logprobs")
@@ -28,6 +29,7 @@ def read(body: object) -> ChatRequest:
     fields = forms.fields_of(body, {})
     stream, offered = fields.within("stream_options"), forms.tools_of(fields, inner="function")
     tools, options = forms.tool_options(fields.table.get("tool_choice"), offered)
+    fields.number("n", int, 1, 128)
     replies = {key: fields.table[key] for key in _REPLIES if fields.table.get(key) is not None}
     return ChatRequest(
         model=fields.need("model", str),
@@ -54,7 +56,7 @@ def _message(message: JsonFields) -> Message:
     text = message.text("content", _PARTS, skipped=None)
     for key in ("name", "reasoning_content"):
         message.maybe(key, str)
-    if role == "tool":
+    if message.table["role"] == "tool":
         message.need("tool_call_id", str)
     for call in message.objects("tool_calls"):  # templates read these
         if call.table.get("type") not in (None, "function"):
@@ -102,30 +104,34 @@ class Stream:
         envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0}
         yield forms.sse(envelope | {"model": self._chat.model, "choices": [choice]})
 
-    def add(self, chunk: JsonObject) -> Iterator[str]:
-        """A piece of a server's stream. The usage, which comes last, is for those who asked for it."""
-        self._relayed = True
-        if chunk.get("choices") or self._chat.include_usage:
+    def add(self, relayed: Relayed) -> Iterator[str]:
+        """A chunk of a server's stream. The usage, which comes last, is for those who asked for it."""
+        self._relayed, chunk = True, relayed.chunk
+        if chunk.get("choices") or not chunk.get("usage") or self._chat.include_usage:
             yield forms.sse(chunk)
 
     def end(self, reply: ChatReply) -> Iterator[str]:
         """What is left of the reply, and the end."""
-        body: dict[str, Any] = {**write(reply), "object": "chat.completion.chunk"}
+        if not self._relayed:
+            yield from self._whole(write(reply))
+        yield "data: [DONE]\n\n"
+
+    def _whole(self, completion: JsonObject) -> Iterator[str]:
+        """A reply that did not come as a stream: a chunk with all of each choice, and one with its end."""
+        body: dict[str, Any] = {**completion, "object": "chat.completion.chunk"}
         choices, usage = body.pop("choices"), body.pop("usage", None)
         unused = {"usage": None} if self._chat.include_usage else {}
-        for choice in () if self._relayed else choices:
-            message = dict(choice["message"])
-            said, calls = message.pop("content", None), message.pop("tool_calls", None) or []
-            deltas = [{"role": message.pop("role", "assistant"), "content": None if said is None else ""}]
-            deltas += [{key: value} for key, value in {**message, "content": said}.items() if value]
-            deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(calls)]
+        for choice in choices:
+            message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
+            calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
+            said = {key: value for key, value in message.items() if value is not None or key == "content"}
             begun = {"index": choice.get("index", 0), "logprobs": None, "finish_reason": None}
-            ended = {key: value for key, value in choice.items() if key != "message"}
-            for shown in [*({**begun, "delta": delta} for delta in deltas), {**begun, **ended, "delta": {}}]:
+            ended = {**begun, **{key: value for key, value in choice.items() if key not in ("message", "text")}}
+            delta = {**said, "tool_calls": calls} if calls else said
+            for shown in ({**begun, "delta": delta}, {**ended, "delta": {}}):
                 yield forms.sse({**body, "choices": [shown]} | unused)
-        if self._chat.include_usage and not self._relayed:
+        if self._chat.include_usage:
             yield forms.sse({**body, "choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
 
 
 def error_event(failure: FormError) -> str:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b32encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Literal, TypeVar
 
 from pydantic import JsonValue
 
 from midstream.core.data import JsonObject, unfit
+from midstream.core.engine import ReplyPiece
+from midstream.core.tool_calls import parsed
 from midstream.core.trajectory import Message
 
 # Of a function; wider than each API's own rule.
@@ -97,7 +101,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionCall:
-    """A tool call in a reply; `arguments` is the JSON text of an object, as the model wrote it."""
+    """A tool call in a reply; `arguments` is the JSON text of an object, as the model wrote it, or cut off."""
 
     id: str
     name: str
@@ -106,6 +110,12 @@ class FunctionCall:
     def wire(self) -> JsonObject:
         """The call in chat completions' form."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    @property
+    def values(self) -> JsonObject | None:
+        """The arguments; None if they are no object."""
+        found = parsed(self.arguments)
+        return found if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,61 +352,45 @@ def tool_message(identifier: str, text: str) -> Message:
     return Message(role="tool", content=text, fields={"tool_call_id": identifier})
 
 
-def deltas_of(reply: ChatReply) -> Iterator[JsonObject]:
-    """A whole reply as the pieces of a chat completion's stream."""
-    if reply.thoughts:
-        yield {"reasoning_content": reply.thoughts}
-    if reply.speaks:
-        yield {"content": reply.text}
-    for index, use in enumerate(reply.tool_uses):
-        yield {"tool_calls": [{"index": index, **use.wire()}]}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A piece of a stream, of the kind "thoughts", "text", or "call" (its arguments; the first of a call `begins`)."""
+class Relayed:
+    """A chunk of a server's stream, and what it adds to the first choice, for the reply with this `id`."""
 
-    kind: str
-    text: str
-    begins: bool = False
-    id: str = ""
-    name: str = ""
+    id: str
+    chunk: JsonObject
+    pieces: Sequence[ReplyPiece]
 
 
-def first_delta(chunk: JsonObject) -> JsonObject:
-    """The change of the first choice in a piece of a chat completion's stream; {} without one."""
-    choices: Any = chunk.get("choices") or ()
-    return next((choice.get("delta") or {} for choice in choices if choice.get("index", 0) == 0), {})
+def pieces_of(reply: ChatReply) -> Iterator[ReplyPiece]:
+    """A whole reply as the pieces of a stream."""
+    if reply.thoughts:
+        yield ReplyPiece(kind="thoughts", text=reply.thoughts)
+    if reply.speaks:
+        yield ReplyPiece(kind="text", text=reply.text)
+    for place, use in enumerate(reply.tool_uses):
+        yield ReplyPiece(kind="call", text=use.arguments, place=place, id=use.id, name=use.name)
 
 
-def pieces_of(delta: JsonObject) -> Iterator[Piece]:
-    """The pieces in a delta."""
-    for kind, keys in (("thoughts", ("reasoning_content", "reasoning")), ("text", ("content", "refusal"))):
-        text = next((delta[key] for key in keys if delta.get(key) is not None), None)
-        # Servers begin with an empty text, also where none follows.
-        if isinstance(text, str) and (text or "role" not in delta):
-            yield Piece(kind=kind, text=text)
-    calls: Any = delta.get("tool_calls") or ()
-    for call in calls:
-        function = call.get("function") or {}
-        name, identifier = function.get("name") or "", call.get("id") or ""
-        arguments = function.get("arguments") or ""
-        # Some servers send an object.
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        yield Piece(kind="call", text=text, begins=bool(name), id=identifier, name=name)
+def call_id(reply_id: str, place: int) -> str:
+    """An id of a call of nine letters and digits, as Mistral requires, made of the reply's id and the call's place."""
+    return b32encode(sha256(f"{reply_id}/{place}".encode()).digest()).decode()[:9].lower()
 
 
-def parts_of(body: JsonObject) -> tuple[str, str, tuple[FunctionCall, ...]]:
+def parts_of(body: JsonObject, reply_id: str) -> tuple[str, str, tuple[FunctionCall, ...]]:
     """The text, thoughts and tool calls of a server's chat completion, which its engine has checked."""
     choices: Any = body["choices"]
-    pieces = list(pieces_of(choices[0].get("message") or {"content": choices[0].get("text")}))
-    text, thoughts = ("".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("text", "thoughts"))
-    calls = [piece for piece in pieces if piece.kind == "call"]
-    uses = (
-        FunctionCall(id=call.id or f"call{number:05d}", name=call.name, arguments=call.text or "{}")
-        for number, call in enumerate(calls)
-    )
-    return text, thoughts, tuple(uses)
+    message = choices[0].get("message") or {"content": choices[0].get("text")}
+    thoughts, text = message.get("reasoning_content") or message.get("reasoning"), message.get("content")
+    if isinstance(text, list):
+        text = "".join(part["text"] for part in text if isinstance(part, dict) and isinstance(part.get("text"), str))
+    uses = []
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        arguments = call["function"].get("arguments") or "{}"
+        # Some servers send an object.
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        identifier = str(call.get("id") or call_id(reply_id, place))
+        uses.append(FunctionCall(id=identifier, name=call["function"]["name"], arguments=arguments))
+    return text or message.get("refusal") or "", thoughts if isinstance(thoughts, str) else "", tuple(uses)
 
 
 def user_message(

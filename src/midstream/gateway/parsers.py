@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b32encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from midstream.core.data import JsonObject, unfit
 from midstream.core.tool_calls import OPEN, functions_in, parsed, replace_blocks
-from midstream.gateway.forms import NAME, FunctionCall
+from midstream.gateway.forms import NAME, FunctionCall, call_id
 
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
@@ -46,11 +44,10 @@ class Parsed:
     calls: tuple[tuple[str, str], ...] = ()
 
     def tool_uses(self, answer_id: str) -> tuple[FunctionCall, ...]:
-        """The calls with ids of nine letters and digits, as Mistral requires, made of the answer's id and the place."""
-        digests = (sha256(f"{answer_id}/{place}".encode()).digest() for place in range(len(self.calls)))
-        ids = (b32encode(digest).decode()[:9].lower() for digest in digests)
+        """The calls with ids (`call_id`)."""
         return tuple(
-            FunctionCall(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True)
+            FunctionCall(id=call_id(answer_id, place), name=name, arguments=text)
+            for place, (name, text) in enumerate(self.calls)
         )
 
 

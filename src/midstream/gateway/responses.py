@@ -13,10 +13,12 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.data import JsonObject
+from midstream.core.engine import ReplyPiece
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields, Relayed
 
+_Fields = dict[str, Any]
 heartbeat, error = forms.HEARTBEAT, forms.openai_error
 
 _PARTS = {kind: "text" for kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text")}
@@ -167,26 +169,34 @@ class Stream:
     def __init__(self, chat: ChatRequest) -> None:
         self._chat, self._numbers = chat, count()
         self._response: dict[str, Any] = {}
-        self._output: list[dict[str, Any]] = []
-        # What makes the item under way, but for its status; its text so far.
-        self._open: tuple[str, str, str] | None = None
-        self._text = ""
+        # By kind and place of a call: what makes an item but for its status, and its text so far.
+        self._items: dict[tuple[str, int], tuple[ReplyPiece, list[str]]] = {}
 
-    def add(self, chunk: JsonObject) -> Iterator[str]:
-        """A piece of a server's stream of a chat completion."""
+    def add(self, relayed: Relayed) -> Iterator[str]:
+        """A chunk of a server's stream of a chat completion."""
         if not self._response:
-            yield from self._begin(str(chunk.get("id")), int(time.time()))
-        yield from self._add(forms.first_delta(chunk))
+            yield from self._begin(relayed.id, int(time.time()))
+        for piece in relayed.pieces:
+            yield from self._add(piece)
 
     def end(self, reply: ChatReply) -> Iterator[str]:
         """What is left of the reply, and the end."""
         if not self._response:
             yield from self._begin(reply.id, reply.created)
-            for delta in forms.deltas_of(reply):
-                yield from self._add(delta)
-        response = write(reply)
-        yield from self._close(response["status"])
-        response |= {key: self._response[key] for key in ("id", "created_at")} | {"output": self._output}
+            for piece in forms.pieces_of(reply):
+                yield from self._add(piece)
+        response, output = write(reply), []
+        for index, (piece, texts) in enumerate(self._items.values()):
+            status = "completed" if piece.kind == "call" else response["status"]
+            item, place, part = self._item(piece, "".join(texts), status, index)
+            output.append(item)
+            key = "arguments" if piece.kind == "call" else "text"
+            yield self._event(f"{part}.done", **place, **{key: "".join(texts)})
+            if piece.kind != "call":
+                shown = {name: value for name, value in place.items() if name != "logprobs"}
+                yield self._event("response.content_part.done", **shown, part=item["content"][0])
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        response |= {"created_at": self._response["created_at"], "output": output}
         yield self._event(f"response.{response['status']}", response=response)
 
     def _event(self, kind: str, **fields: object) -> str:
@@ -199,50 +209,33 @@ class Stream:
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self._response)
 
-    def _add(self, delta: JsonObject) -> Iterator[str]:
-        """The events of a delta; the first piece of a kind or call begins an item."""
-        for piece in forms.pieces_of(delta):
-            identifier = piece.id or self._response["id"].removeprefix("resp_")
-            if self._open is None or piece.begins or self._open[0] != piece.kind:
-                yield from self._close("completed")
-                self._open, self._text = (piece.kind, identifier, piece.name), ""
-                item = self._item("in_progress")
-                empty = {"arguments": ""} if piece.kind == "call" else {"content": []}
-                yield self._event("response.output_item.added", output_index=len(self._output), item=item | empty)
-                if piece.kind != "call":
-                    yield self._event("response.content_part.added", **self._place(), part=item["content"][0])
-            self._text += piece.text
-            if piece.text or piece.kind != "call":
-                yield self._said("delta", delta=piece.text)
+    def _add(self, piece: ReplyPiece) -> Iterator[str]:
+        """The events of a piece; the first of a kind or call begins an item."""
+        key = (piece.kind, piece.place)
+        begins = key not in self._items
+        _, texts = self._items.setdefault(key, (piece, []))
+        index = list(self._items).index(key)
+        item, place, part = self._item(piece, "", "in_progress", index)
+        if begins:
+            shown = {name: value for name, value in place.items() if name != "logprobs"}
+            empty = item if piece.kind == "call" else {**item, "content": []}
+            yield self._event("response.output_item.added", output_index=index, item=empty)
+            if piece.kind != "call":
+                yield self._event("response.content_part.added", **shown, part=item["content"][0])
+        texts.append(piece.text)
+        if piece.text or piece.kind != "call":
+            yield self._event(f"{part}.delta", **place, delta=piece.text)
 
-    def _close(self, status: str) -> Iterator[str]:
-        """End the item under way."""
-        if self._open is None:
-            return
-        item = self._item("completed" if self._open[0] == "call" else status)
-        key = "arguments" if self._open[0] == "call" else "text"
-        yield self._said("done", **{key: self._text})
-        if key == "text":
-            yield self._event("response.content_part.done", **self._place(), part=item["content"][0])
-        yield self._event("response.output_item.done", output_index=len(self._output), item=item)
-        self._output.append(item)
-        self._open = None
-
-    def _item(self, status: str) -> dict[str, Any]:
-        assert self._open is not None
-        kind, identifier, name = self._open
-        return _item(kind, identifier, self._text, status, name)
-
-    def _place(self) -> dict[str, Any]:
-        item = self._item("")
-        place = {"item_id": item["id"], "output_index": len(self._output)}
-        return place | ({"content_index": 0} if "content" in item else {})
-
-    def _said(self, change: str, **fields: str) -> str:
-        item = self._item("")
-        part = item["content"][0]["type"] if "content" in item else "function_call_arguments"
-        extra = {"logprobs": []} if part == "output_text" else {}
-        return self._event(f"response.{part}.{change}", **self._place(), **fields, **extra)
+    def _item(self, piece: ReplyPiece, text: str, status: str, index: int) -> tuple[_Fields, _Fields, str]:
+        """An item, its place in events, and the beginning of their names."""
+        identifier = piece.id or self._response["id"].removeprefix("resp_")
+        item = _item(piece.kind, identifier, text, status, piece.name)
+        place = {"item_id": item["id"], "output_index": index}
+        if piece.kind == "call":
+            return item, place, "response.function_call_arguments"
+        part = item["content"][0]["type"]
+        place |= {"content_index": 0} | ({"logprobs": []} if part == "output_text" else {})
+        return item, place, f"response.{part}"
 
 
 def error_event(failure: FormError) -> str:

@@ -2,6 +2,7 @@
 
     POST /s/KEY/v1/chat/completions     OpenAI's chat completions; also /responses, and Anthropic's /messages
     GET  /s/KEY/v1/models               the names under which models answer
+    any other path below /s/KEY/v1      another API of a model's server, where nothing is trained
     POST /s/KEY/reward, /s/KEY/end      the caller's own reward; the end of a session that was opened from outside
     POST /v1/sessions                   open a session from outside
     GET  /healthz
@@ -31,10 +32,10 @@ from urllib.parse import quote
 
 from midstream.core.data import JsonObject
 from midstream.core.engine import ForwardedReply, ForwardedRequest
-from midstream.core.errors import UsageError, needs_extra
+from midstream.core.errors import InfrastructureError, MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, http, responses
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, Relayed
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ _KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 
 
-Step = Callable[[str | JsonObject], object]
+Step = Callable[[str | Relayed], object]
 
 
 @dataclass(kw_only=True)
@@ -88,6 +89,10 @@ class SessionHandle(Protocol):
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
         """Answer a request to another API of the server behind an engine. Raises `FormError`."""
+        ...
+
+    def fail(self, failure: MidstreamError) -> None:
+        """Something around the model failed."""
         ...
 
     async def take_reward(self, body: object) -> None:
@@ -219,7 +224,8 @@ class Gateway:
             )
 
         async def refused(_: HttpRequest, error: Any) -> Response:
-            return JSONResponse(chat_completions.error(error), status_code=error.status)
+            # What went wrong here was tried again already, or would go wrong again.
+            return JSONResponse(chat_completions.error(error), error.status, {"x-should-retry": "false"})
 
         both = ("/s/{key}/v1", "/v1")
         routed = Starlette(
@@ -251,8 +257,10 @@ class Gateway:
         from starlette.responses import Response
 
         session, path = self.session(request.scope), request.path_params["path"]
-        if ".." in path.split("/"):
-            raise FormError("unsupported_value", "a path has no '..'", None, status=404)
+        pieces = path.lower().split("/")
+        # A chat whose path is misspelled must not pass unrecorded; weights are not the agent's to change.
+        if {"", ".", ".."} & {*pieces} or "/".join(pieces[-2:]) in APIS or "lora_adapter" in pieces[-1]:
+            raise FormError("not-found", f"there is no {request.method} /v1/{path}", None, status=404)
         asked = ForwardedRequest(
             method=request.method,
             path=quote(path) + (f"?{request.url.query}" if request.url.query else ""),
@@ -295,7 +303,7 @@ class ApiEndpoint:
 
     async def __call__(self, scope: http.Asgi, receive: http.Asgi, send: http.Asgi) -> None:
         """Answer one request."""
-        api, gateway, steps = self._api, self._gateway, asyncio.Queue[str | JsonObject]()
+        api, gateway, steps = self._api, self._gateway, asyncio.Queue[str | Relayed]()
         here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
@@ -316,10 +324,10 @@ class ApiEndpoint:
         written = http.EventStream(send)
         stream = api.Stream(chat)
 
-        def shown(news: str | JsonObject) -> Iterator[str]:
+        def shown(news: str | Relayed) -> Iterator[str]:
             if not chat.stream:
                 return iter(())
-            if isinstance(news, dict):
+            if isinstance(news, Relayed):
                 return stream.add(news)
             return stream.step(news) if hasattr(stream, "step") else iter([api.heartbeat])
 
@@ -356,6 +364,11 @@ class ApiEndpoint:
                     pending.delivered = not first
                     return None
             return await written.write("", last=True)
+        except Exception as failure:
+            # Such as a reply that this API cannot write: it must not be scored.
+            broken = InfrastructureError(f"a reply failed: {failure!r}", code="gateway-failed", retryable=False)
+            session.loop.call_soon_threadsafe(session.fail, broken)
+            raise
         finally:
             news.cancel()
             gone.cancel()

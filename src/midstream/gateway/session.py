@@ -10,14 +10,12 @@ each call; the tool's answer is found in a later request, by its id.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
@@ -26,13 +24,22 @@ from pydantic_core import to_jsonable_python
 from midstream.components.agent_record import Draft, RunRecord
 from midstream.core.agent import RunContext
 from midstream.core.data import Frozen, JsonObject, problems_of
-from midstream.core.engine import ForwardedReply, ForwardedRequest, LockstepEngine, Request, ServedEngine
+from midstream.core.engine import ForwardedReply, ForwardedRequest, LockstepEngine, ReplyPiece, Request, ServedEngine
 from midstream.core.errors import EngineError, InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.seeds import derive_seed
 from midstream.core.text import render_lessons
 from midstream.core.tool_calls import parsed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, find_changing, media_of, parts_of
+from midstream.gateway.forms import (
+    ChatReply,
+    ChatRequest,
+    FormError,
+    Relayed,
+    call_id,
+    find_changing,
+    media_of,
+    parts_of,
+)
 from midstream.gateway.parsers import parse_reply
 from midstream.gateway.server import Gateway, PendingReply, Step, now
 from midstream.gateway.settings import POLICY, SessionSettings
@@ -101,8 +108,9 @@ class AgentSession:
         # The first of each body.
         self._replies: dict[str, asyncio.Task[PendingRequest]] = {}
         self._under_way: set[asyncio.Task[Any]] = set()
-        # Requests to other APIs than those of chats.
-        self._forwarded: list[Call] = []
+        # Answered requests to other APIs than those of chats, and how many were made.
+        self.forwarded: list[Call] = []
+        self._forwards = 0
         self._same: Counter[str] = Counter()
         # By id of a tool call without an answer.
         self._tools: dict[str, tuple[PendingRequest, Draft]] = {}
@@ -159,10 +167,11 @@ class AgentSession:
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
         """The answer of a server to a request to another of its APIs.
 
-        It is asked by the engine of the model that the request names, by the policy's for any other model.
+        It is the server of the model that the request names, for any other name that of "*" or of the policy.
         """
         self._check_open()
         self._count()
+        self._forwards += 1
         task = asyncio.current_task()
         assert task is not None
         self._under_way.add(task)
@@ -170,35 +179,32 @@ class AgentSession:
         body = parsed(request.body.decode("utf-8", "replace"))
         name = body.get("model") if isinstance(body, dict) else None
         role = self._role(str(name))
-        role = role if role in self.context.engines else POLICY
-        context = self.context.begin(role, len(self._requests) + 1)
-        engine, why = context.engine, "the weights are trained"
-        if not isinstance(engine, ServedEngine):
+        context = self.context.begin(role if role in self.context.engines else POLICY, len(self._requests) + 1)
+        engine, why = context.engine, ""
+        if isinstance(self.context.sampling, Sampling):
+            why = "weights are trained"
+        elif self.ended is not None:
+            why = "callers from outside reach chats only"
+        elif not isinstance(engine, ServedEngine):
             why = f"engine {engine.name!r} has no such API" if engine else "no engine answers"
-        if not isinstance(engine, ServedEngine) or (role == POLICY and isinstance(self.context.sampling, Sampling)):
+        if why or not isinstance(engine, ServedEngine):
             words = f"{request.method} {request.path} is not answered, because {why}"
-            raise self._refusal(400 if engine else 404, "unsupported_parameter", words)
-        if isinstance(body, dict) and name in self.names:
-            # The engine knows its name on the server.
-            request = replace(request, body=json.dumps({**body, "model": None}).encode())
+            raise self._refusal(400, "unsupported_parameter", words)
         started, clock = time.time(), time.monotonic()
         try:
-            asked = engine.forward(replace(request, deadline_s=context.deadline_s))
-            reply = await self.loop.create_task(asked, context=self._variables)
+            asked = replace(request, own_model=name in self.names, deadline_s=context.deadline_s)
+            reply = await self.loop.create_task(engine.forward(asked), context=self._variables)
         except MidstreamError as failure:
-            self._fail(failure)
+            self.fail(failure)
             raise self._refusal(503, failure.code, f"the server cannot answer: {failure.what}") from failure
         sent: JsonObject = {"method": request.method, "path": request.path, "name": name, "status": reply.status}
-        self._forwarded.append(
-            Call(
-                role=request.path.partition("?")[0],
-                engine=engine.name,
-                usage=reply.usage,
-                sent=sent,
-                started_at=started,
-                duration_s=time.monotonic() - clock,
-            )
-        )
+        took = time.monotonic() - clock
+        call = Call(role="api", engine=engine.name, usage=reply.usage, sent=sent, started_at=started, duration_s=took)
+        self.forwarded.append(call)
+        self.refused = None
+        if reply.status >= 400:
+            words = f"{engine.name} answered {reply.status} to {request.method} {request.path}"
+            self.refused = EngineError(words, code="request-refused", fix="look at what the agent asks")
         return reply
 
     def _check_open(self) -> None:
@@ -248,7 +254,7 @@ class AgentSession:
 
     def _count(self) -> None:
         """Refuse a request beyond the limit of calls."""
-        if (asked := len(self._requests) + len(self._forwarded)) >= self.settings.max_calls:
+        if (asked := len(self._requests) + self._forwards) >= self.settings.max_calls:
             # The agent's own doing: its run is scored.
             self.limit = "turn_limit"
             words = f"the agent has made {asked} calls, the most that agent.max_calls allows"
@@ -284,14 +290,14 @@ class AgentSession:
             self.limit = "context_limit"
             if not self.calls:
                 # Nothing is sampled yet: the task alone is too long.
-                self._fail(failure)
+                self.fail(failure)
             raise self._refusal(400, "context_length_exceeded", failure.what, "messages") from failure
         except MidstreamError as failure:
             if isinstance(failure, EngineError) and failure.code == "request-refused" and request.options is not None:
                 # Of the agent's own request, unless it ends with it.
                 self.refused = failure
                 raise self._refusal(400, failure.code, failure.what) from failure
-            self._fail(failure)
+            self.fail(failure)
             raise self._refusal(503, failure.code, f"the model cannot answer: {failure.what}") from failure
         self.refused = None
         context.emit("call", call)
@@ -299,7 +305,7 @@ class AgentSession:
         if self.limit == met:
             self.limit = None
         if call.reply:
-            text, thoughts, uses = parts_of(call.reply)
+            text, thoughts, uses = parts_of(call.reply, f"{seed:016x}")
         else:
             own = parse_reply(call.completion, chat.tools, self.gateway.config.parser)
             text, thoughts, uses = own.text, own.thoughts, own.tool_uses(f"{seed:016x}")
@@ -320,7 +326,8 @@ class AgentSession:
                 pending.drafts.append(Draft(index=pending.drafts[0].index))
             draft = pending.drafts[-1]
             draft.action = Action(tool=use.name, context=use.arguments)
-            draft.command = command_of(use)
+            values, none = use.values, "the arguments are not a JSON object"
+            draft.command = Command(tool=use.name, arguments=values or {}, error=none if values is None else None)
             draft.add("action", context.emit)
             draft.add("command", context.emit)
             self._tools[use.id] = (pending, draft)
@@ -333,7 +340,8 @@ class AgentSession:
         own = chat.given
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
-        is_relayed = isinstance(engine, ServedEngine) and not is_trained
+        # Token ids, where they are asked for, are of one reply.
+        is_relayed = isinstance(engine, ServedEngine) and not is_trained and not engine.token_exact
         name = find_changing(chat.options) or media_of(chat.messages)
         if name is not None and not is_relayed:
             why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
@@ -347,7 +355,16 @@ class AgentSession:
         sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
         fields: dict[str, Any] = {"sampling": sampling, "seed": own.get("seed", seed), "options": own}
         if is_relayed and chat.stream:
-            fields["relay"] = partial(_each, step)
+
+            def relay(chunk: JsonObject, pieces: Sequence[ReplyPiece]) -> None:
+                reply_id = f"{seed:016x}"
+                known = [
+                    replace(piece, id=piece.id or call_id(reply_id, piece.place)) if piece.kind == "call" else piece
+                    for piece in pieces
+                ]
+                step(Relayed(id=reply_id, chunk=chunk, pieces=known))
+
+            fields["relay"] = relay
         if is_relayed and chat.body is not None:
             return fields | {"options": chat.body if forced is None else {**chat.body, "temperature": forced}}
         return fields | {"capped": own.pop("max_tokens", None) is not None}
@@ -366,7 +383,8 @@ class AgentSession:
         self.counts[f"refused: {code}"] += 1
         return FormError(code, words, param, status=status)
 
-    def _fail(self, failure: MidstreamError) -> None:
+    def fail(self, failure: MidstreamError) -> None:
+        """Something around the model failed: the run is over."""
         if not self.failure.done():
             self.failure.set_result(failure)
 
@@ -375,7 +393,7 @@ class AgentSession:
         self.active_s = time.monotonic()
         if task.cancelled() or not (error := task.exception()) or isinstance(error, FormError):
             return
-        self._fail(InfrastructureError(f"a request failed: {error!r}", code="gateway-failed", retryable=False))
+        self.fail(InfrastructureError(f"a request failed: {error!r}", code="gateway-failed", retryable=False))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -389,7 +407,7 @@ class AgentSession:
         if not self.failure.done():
             self.failure.cancel()
         drafts: list[Draft] = []
-        record.closing_calls = tuple(self._forwarded)
+        record.closing_calls = tuple(self.forwarded)
         for pending in self._requests:
             if pending.call is not None:
                 self.counts["not delivered"] += not pending.delivered
@@ -410,19 +428,6 @@ def _checked_reward(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
     return float(value)
-
-
-def _each(step: Step, *pieces: JsonObject) -> None:
-    for piece in pieces:
-        step(piece)
-
-
-def command_of(use: FunctionCall) -> Command:
-    """A tool call of a reply; a server may have sent arguments that are no object."""
-    arguments = parsed(use.arguments)
-    if isinstance(arguments, dict):
-        return Command(tool=use.name, arguments=arguments)
-    return Command(tool=use.name, error="the arguments are not a JSON object")
 
 
 def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:

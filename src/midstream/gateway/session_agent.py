@@ -108,7 +108,12 @@ class SessionAgent(RecordedAgent):
         if session.refused is not None:
             # The server took none of its last requests: what it made of that is no answer.
             raise session.refused
-        if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
+        if (
+            session.limit is None
+            and outcome.answer is None
+            and not (session.calls or session.forwarded)
+            and outcome.reward is None
+        ):
             raise agent_failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
         record.answer, record.final, record.reward = outcome.answer, outcome.answer or "", session.reward
         if outcome.reward is not None:

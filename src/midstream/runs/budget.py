@@ -45,6 +45,7 @@ from midstream.runs.journal import Journal, Records, skip_damage
 HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
 _COST_UNITS = 10**11  # costs are added up in billionths of a cent, as integers, so that a sum does not depend on order
 _PER_MESSAGE, _PER_REQUEST = 16, 128  # tokens that a chat template may add
+_PER_MEDIA = 10_000  # of an image or a sound, which may stand at an address
 
 
 class BudgetConfig(Settings):
@@ -309,8 +310,8 @@ class BudgetedEngine:
         if request.max_tokens is None and {"tokens", "cost_usd"} & _amounts(self.budget.limits).keys():
             # Without a limit of its own a reply has no upper bound.
             request = replace(request, capped=True)
-        prompt, replies = prompt_bound(request), (request.options or {}).get("n")
-        bound = self._priced(prompt, request.sampling.max_tokens * (replies if isinstance(replies, int) else 1))
+        prompt, replies = prompt_bound(request), (request.options or {}).get("n") or 1
+        bound = self._priced(prompt, request.sampling.max_tokens * replies)
         asked = _asked.get() or _Asked()
         try:
             number = await self.budget.reserve(request.role, bound, wait=self.waits)
@@ -348,14 +349,14 @@ class BudgetedEngine:
 
 
 class ServedBudgetedEngine(BudgetedEngine):
-    """An engine with a server, whose other APIs are counted too. What a server does not count is free of tokens."""
+    """An engine with a server, whose other APIs are counted too: by what it says that they used."""
 
     engine: ServedEngine
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
-        """Pass a request on; raises `BudgetError` if its upper bound has no room."""
-        role = request.path.partition("?")[0]
-        number = await self.budget.reserve(role, self._priced(len(request.body), 0), wait=True)
+        """Pass a request on; raises `BudgetError` if it has no room. A text is at least as long as its tokens."""
+        text = len(request.body) if "json" in request.content_type else 0
+        number = await self.budget.reserve("api", Spent(calls=1, tokens=text), wait=True)
         asked, used = _asked.get() or _Asked(), None
         try:
             found = await self.engine.forward(request)
@@ -437,6 +438,9 @@ def prompt_bound(request: Request) -> int:
     fields = (message.fields for message in request.messages)
     texts += [json.dumps(dict(part)) for part in (request.json_schema, *request.tools, *fields) if part]
     length = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    contents = (message.fields.get("content") for message in request.messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    length += _PER_MEDIA * sum(isinstance(part, dict) and part.get("type") != "text" for part in parts)
     # A request with token ids may be sent as ids or as text.
     return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))
 

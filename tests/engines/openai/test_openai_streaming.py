@@ -84,6 +84,13 @@ def test_a_stream_that_breaks_is_tried_again(fault: Fault, token_ids: bool):
     assert tuple(value for kind, value in emitted if kind == "retry") == call.failures
 
 
+@pytest.mark.parametrize("token_ids", [False, True])
+def test_a_stream_with_its_usage_needs_no_mark_at_its_end(token_ids: bool):
+    with LLMServer(echo, faults=["no_done"]) as server:
+        [call] = ask(engine_for(server, token_ids=token_ids, stream=True), HELLO)
+    assert (call.completion, call.failures) == ("you said: hello", ())
+
+
 def test_a_stream_that_stalls_is_given_up_but_a_long_one_is_not():
     with LLMServer(lambda body: "a" * 60, faults=["stall"], slow_s=0.4) as server:
         [call] = ask(engine_for(server, stream=True, timeout_s=0.2), HELLO)

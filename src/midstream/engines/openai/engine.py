@@ -31,7 +31,7 @@ from pydantic import JsonValue
 from yarl import URL
 
 from midstream.core.data import JsonObject, unfit
-from midstream.core.engine import Codec, ForwardedReply, ForwardedRequest, Request, Weights
+from midstream.core.engine import Codec, ForwardedReply, ForwardedRequest, ReplyPiece, Request, Weights
 from midstream.core.errors import (
     DeadlineError,
     EngineError,
@@ -189,11 +189,11 @@ class OpenAICompatibleEngine:
         error: EngineError | DeadlineError
         what, relayed = f"{self.name} at {self._base_url}", False
 
-        def relay(*pieces: JsonObject) -> None:
+        def relay(chunk: JsonObject, pieces: Sequence[ReplyPiece]) -> None:
             nonlocal relayed
             if request.relay is not None:
                 relayed = True
-                request.relay(*pieces)
+                request.relay(chunk, pieces)
 
         async def attempt() -> CheckedReply:
             try:
@@ -251,13 +251,13 @@ class OpenAICompatibleEngine:
         return await self._retry(attempt, f"{self.name} at {self._base_url}")
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
-        """The server's answer to a request to another of its APIs, as it is.
+        """The server's answer to a request to another of its APIs; what it refuses is an answer, too.
 
-        Raises as `sample`: for a key that is refused, an account that is empty, and what repeating does not cure.
+        Dollars are counted for text completions, whose price is known. Raises `EngineError` and `DeadlineError`.
         """
-        asked, body = decode_body(request.body), request.body
-        if asked.get("model", "") is None:
-            body = json.dumps({**asked, "model": self._model}).encode()
+        body = request.body
+        if request.own_model:
+            body = json.dumps({**decode_body(body), "model": self._model}).encode()
 
         async def attempt() -> ForwardedReply:
             session, slots = await self._endpoint.join(self, self.config.max_concurrency)
@@ -265,11 +265,20 @@ class OpenAICompatibleEngine:
             async with slots, sent as (response, _):
                 answer = bytes(await _read_body(response))
             data, status = decode_body(answer), response.status
-            if may_pass(status) or status in (401, 402, 403):
+            # A conflict is the agent's to solve.
+            if may_pass(status) and status != 409:
                 self._check(status, data, answer, self._model, retry_after_s(response.headers))
             self._refuse_key_in(answer.decode("latin-1"))
+            if status >= 400:
+                # It may quote a part of the key.
+                answer = redacted(answer.decode("utf-8", "replace"), self.config.key()).encode()
             kind = response.headers.get("content-type", "application/octet-stream")
-            return ForwardedReply(status=status, content_type=kind, body=answer, usage=usage_in(data))
+            for event in EventParser().feed(answer) if "event-stream" in kind else ():
+                data = decode_body(event.encode()) if '"usage"' in event else data
+            usage = usage_in(data)
+            if request.path == "completions":
+                usage = self._priced(usage)
+            return ForwardedReply(status=status, content_type=kind, body=answer, usage=usage)
 
         what = f"{self.name} at {self._base_url}"
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
@@ -359,11 +368,12 @@ class OpenAICompatibleEngine:
                     data = await self._read_object(response, model)
         except TransientError:
             # Otherwise the reply is whole, and only its connection is lost.
-            if not streamed.done:
+            if not streamed.complete:
                 raise
         try:
             whole = streamed.whole() if data is None else data
-            reply = checked_reply(whole, token_ids=self.config.token_ids)
+            relayed = request.options is not None and not self.config.token_ids
+            reply = checked_reply(whole, token_ids=self.config.token_ids, relayed=relayed)
         except UnsupportedError as failure:
             if not self._exact:
                 raise
@@ -371,7 +381,7 @@ class OpenAICompatibleEngine:
             raise TransientError(failure.what) from failure
         self._replied, self._exact = True, self.config.token_ids
         self._refuse_key_in(json.dumps(whole, ensure_ascii=False))
-        if request.options is not None and not self.config.token_ids and not unfit(whole):
+        if relayed and not unfit(whole):
             reply = replace(reply, body=whole)
         # This server does not stream: all text at once.
         if data is not None and self.config.stream:
@@ -394,15 +404,14 @@ class OpenAICompatibleEngine:
         clock: asyncio.Timeout,
     ) -> None:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
-        # Bytes; text that may be the beginning of the key, which no screen may show.
-        received, held = 0, ""
-        # Of an agent that streams; they wait where text is held.
-        pieces: list[JsonObject] = []
+        # Bytes; what may be the beginning of the key, which nobody may see, of the text and of all that an agent gets.
+        received, held, last = 0, "", ""
+        waiting: list[tuple[JsonObject, list[ReplyPiece]]] = []
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self.config.timeout_s
         latest = now() + _STREAM_TIMEOUTS * timeout_s
 
         def take(event: str) -> None:
-            nonlocal held
+            nonlocal held, last
             if streamed.done:
                 return
             if event == DONE:
@@ -414,17 +423,24 @@ class OpenAICompatibleEngine:
             chunk = event_object(event)
             self._check(200, chunk, event.encode(), model)
             clock.reschedule(now() + timeout_s)
-            held += streamed.add(chunk)
+            pieces = streamed.add(chunk)
+            held += "".join(piece.text for piece in pieces if piece.kind == "text")
             shown = len(held) - self._refuse_key_in(held)
             if shown:
                 request.emit("text", held[:shown])
             held = held[shown:]
-            if request.relay is not None:
-                pieces.append(chunk)
-                if not held:
-                    self._refuse_key_in(json.dumps(pieces, ensure_ascii=False))
-                    request.relay(*pieces)
-                    pieces.clear()
+            last += "".join(piece.text for piece in pieces)
+            last = last[len(last) - self._refuse_key_in(last) :]
+            self._refuse_key_in(event)
+            waiting.append((chunk, pieces))
+            if not last:
+                relay()
+
+        def relay() -> None:
+            for chunk, pieces in waiting:
+                if request.relay is not None:
+                    request.relay(chunk, pieces)
+            waiting.clear()
 
         async for chunk in response.content.iter_any():
             received += len(chunk)
@@ -436,8 +452,7 @@ class OpenAICompatibleEngine:
             take(event)
         if held:
             request.emit("text", held)
-        if pieces and request.relay is not None:
-            request.relay(*pieces)
+        relay()
 
     @asynccontextmanager
     async def _send(
@@ -539,6 +554,11 @@ class OpenAICompatibleEngine:
             fix = start_advice(self.config)
         raise EngineError(what, code=code, fix=fix) from failure
 
+    def _priced(self, usage: Usage) -> Usage:
+        prompt_usd, completion_usd = price_of(self.config)
+        cost = usage.prompt_tokens * prompt_usd + usage.completion_tokens * completion_usd
+        return usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage
+
     def _call(
         self,
         request: Request,
@@ -549,8 +569,6 @@ class OpenAICompatibleEngine:
         error: ErrorInfo | None = None,
     ) -> Call:
         usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
-        prompt_usd, completion_usd = price_of(self.config)
-        cost = usage.prompt_tokens * prompt_usd + usage.completion_tokens * completion_usd
         return request.answered(
             self.name,
             reply.text,
@@ -559,7 +577,7 @@ class OpenAICompatibleEngine:
             logprobs=reply.logprobs,
             policy_version=version,
             finish_reason=reply.finish_reason,
-            usage=usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage,
+            usage=self._priced(usage),
             sent=out.sent,
             reply=reply.body,
             failures=tuple(failures),

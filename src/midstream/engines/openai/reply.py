@@ -101,15 +101,17 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
     return status, text, too_long
 
 
-def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedReply:
+def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool, relayed: bool = False) -> CheckedReply:
     """The first choice of a body that came with status 200.
 
-    Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
+    It may lack a text where it is `relayed` to an agent, which may have asked for audio. Raises `TransientError` if it
+    is no completion, `UnsupportedError` if it is one without the requested token ids.
     """
     choices = data.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+    if not isinstance(choices, list) or not choices or not isinstance(choice := choices[0], dict):
         raise TransientError("the answer holds no choice" if data else "the answer is cut off or not JSON")
-    choice = choices[0]
+    if relayed and not all(isinstance(other, dict) for other in choices):
+        raise TransientError("the answer holds a choice that is not an object")
     usage = usage_in(data)
     finish_reason = choice.get("finish_reason")
     # OpenRouter's, where a provider broke down in the middle.
@@ -117,10 +119,14 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
         raise TransientError("the answer ended in an error")
     message = choice.get("message")
     message = message if isinstance(message, dict) else {}
-    text = with_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
+    content = message.get("content", choice.get("text"))
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        content = "".join(part for part in parts if isinstance(part, str))
+    text = with_calls(content, message.get("tool_calls"))
     if text is None:
         text = message.get("refusal")
-    if text is None and finish_reason == "length" and message:
+    if text is None and message.keys() - {"role"} and (relayed or finish_reason == "length"):
         # A reasoning model spent all its tokens on thoughts: its output, not a fault of the server.
         text = ""
     if not isinstance(text, str):

@@ -7,24 +7,32 @@
 
 The format of events is the HTML standard's (section 9.2), without line ends of a carriage return only, and read
 leniently: some servers leave the last event unfinished, or name a field `error`. Chunks are OpenAI's, with vLLM's token
-ids. A stream counts only with a finish reason and [DONE], or with usage in the same chunk (`transformers serve` sends
-no [DONE]): one that ends earlier was cut off, however complete its text looks.
+ids. A stream counts only with a finish reason and [DONE], or with a finish reason and the usage (`transformers serve`
+sends no [DONE]): one that ends earlier was cut off, however complete its text looks.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import JsonValue
 
 from midstream.core.data import JsonObject
+from midstream.core.engine import ReplyPiece
 from midstream.core.errors import TransientError
 
 DONE = "[DONE]"
 # Bytes, which bound all that is kept. Most are the events' own: 400 for a token with its id and log-probability.
 LONGEST_STREAM = 64 << 20
+# What an agent sees of a reply, and the fields of a chunk that may hold it.
+_PIECES: tuple[tuple[Literal["thoughts", "text"], tuple[str, ...]], ...] = (
+    ("thoughts", ("reasoning_content", "reasoning")),
+    ("text", ("content", "text", "refusal")),
+)
 
 
 class EventParser:
@@ -62,33 +70,36 @@ class EventParser:
 
 
 class StreamedReply:
-    """A stream, as its pieces arrive; `done` once the server has marked its end."""
+    """A stream, as its chunks arrive; `done` once the server has marked its end."""
 
     def __init__(self) -> None:
         self.done = False
         self._body: JsonObject = {}
-        self._choices: dict[int, _StreamedChoice] = {}  # by index
+        self._choices: dict[int, _StreamedChoice] = {0: _StreamedChoice()}  # by index
 
-    def add(self, chunk: JsonObject) -> str:
-        """Add one event's object; returns the piece of the first choice's text in it."""
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing: `transformers serve` sends a finish reason and the usage, and no [DONE]."""
+        return self._choices[0].finish_reason is not None and (self.done or "usage" in self._body)
+
+    def add(self, chunk: JsonObject) -> list[ReplyPiece]:
+        """Add one event's object; returns what it adds to the first choice. Raises `TransientError` if malformed."""
         self._body |= {key: value for key, value in chunk.items() if key not in ("choices", "usage", "object")}
-        usage, choices, emitted = chunk.get("usage"), chunk.get("choices"), ""
-        if isinstance(usage, dict):
+        if isinstance(usage := chunk.get("usage"), dict):
             self._body["usage"] = usage
+        found: list[ReplyPiece] = []
+        choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            index = choice.get("index", 0) if isinstance(choice, dict) else None
-            if isinstance(choice, dict) and isinstance(index, int):
-                text = self._choices.setdefault(index, _StreamedChoice()).add(choice)
-                emitted += text if index == 0 else ""
-                # `transformers serve` sends no [DONE].
-                self.done |= index == 0 and choice.get("finish_reason") is not None and isinstance(usage, dict)
-        return emitted
+            if isinstance(choice, dict) and isinstance(index := choice.get("index", 0), int):
+                pieces = self._choices.setdefault(index, _StreamedChoice()).add(choice)
+                found += pieces if index == 0 else ()
+        return found
 
     def whole(self) -> JsonObject:
         """The body that the same reply has without streaming. Raises `TransientError` if the stream ended too early."""
-        first = self._choices.get(0, _StreamedChoice())
-        if not self.done or first.finish_reason is None:
-            raise TransientError("the stream was cut off" if first.text else "the stream ended without a reply")
+        if not self.complete:
+            some = self._choices[0].text
+            raise TransientError("the stream was cut off" if some else "the stream ended without a reply")
         choices: list[JsonValue] = [{"index": at, **choice.whole()} for at, choice in sorted(self._choices.items())]
         return {**self._body, "object": "chat.completion", "choices": choices}
 
@@ -102,36 +113,34 @@ class _StreamedChoice:
         self._calls = StreamedCalls()
         self._fields: JsonObject = {"token_ids": []}
         self._message: JsonObject = {}
-        self._logprobs: JsonObject = {}
 
-    def add(self, choice: JsonObject) -> str:
-        """Add a piece; returns its text."""
-        delta, logprobs, reason = choice.get("delta"), choice.get("logprobs"), choice.get("finish_reason")
+    def add(self, choice: JsonObject) -> list[ReplyPiece]:
+        """Add a chunk of this choice."""
+        delta, reason = choice.get("delta"), choice.get("finish_reason")
         if isinstance(reason, str):
             self.finish_reason = reason
-        if isinstance(logprobs, dict):
-            _extend(self._logprobs, logprobs)
         if choice.get("prompt_token_ids"):
             self._fields["prompt_token_ids"] = choice["prompt_token_ids"]
-        if isinstance(choice.get("token_ids"), list):
-            _extend(self._fields, {"token_ids": choice["token_ids"]})
-        emitted = ""
+        _extend(self._fields, {key: choice[key] for key in ("logprobs", "token_ids") if choice.get(key)})
         message = {**delta} if isinstance(delta, dict) else {}
-        self._calls.add(message.pop("tool_calls", None))
+        pieces = self._calls.add(message.pop("tool_calls", None))
         for kind, piece in {**message, "text": choice.get("text")}.items():
             if isinstance(piece, str) and kind != "role":
                 self.text.setdefault(kind, []).append(piece)
-                if kind in ("content", "text") or (kind == "refusal" and "content" not in self.text):
-                    emitted += piece
             elif piece is not None:
                 _extend(self._message, {kind: piece})
-        return emitted
+        for kind, keys in _PIECES:
+            # Some servers send thoughts under both names.
+            key = next((key for key in keys if key in self.text), None)
+            piece = choice.get("text") if key == "text" else message.get(str(key))
+            if isinstance(piece, str) and piece:
+                pieces.append(ReplyPiece(kind=kind, text=piece))
+        return pieces
 
     def whole(self) -> JsonObject:
         """The choice as a server sends it that does not stream."""
         joined: JsonObject = {kind: "".join(pieces) for kind, pieces in self.text.items()}
-        found: JsonObject = {**self._fields, "finish_reason": self.finish_reason}
-        found["logprobs"] = self._logprobs or None
+        found: JsonObject = {"logprobs": None, **self._fields, "finish_reason": self.finish_reason}
         if "text" in joined:
             return {**found, "text": joined["text"]}
         thought = "" if "reasoning_content" in joined or "reasoning" in joined else None
@@ -142,15 +151,24 @@ class _StreamedChoice:
 
 
 def _extend(fields: JsonObject, more: JsonObject) -> None:
-    """Add values to `fields`: pieces of a list follow one another, of other values the last counts."""
+    """Add values to `fields`: pieces of lists and of texts in objects follow one another, else the last counts."""
     for key, value in more.items():
         before = fields.get(key)
-        fields[key] = [*before, *value] if isinstance(before, list) and isinstance(value, list) else value
+        if isinstance(before, list) and isinstance(value, list):
+            before += value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            known = ((name, before.get(name), text) for name, text in value.items())
+            texts = {name: old + new for name, old, new in known if isinstance(old, str) and isinstance(new, str)}
+            _extend(before, {**value, **texts})
+        else:
+            # The chunk, which an agent gets, keeps its own.
+            fields[key] = deepcopy(value)
 
 
 @dataclass(slots=True)
 class _StreamedCall:
-    identifier: str
+    place: int
+    identifier: str | None
     name: str = ""
     arguments: list[str] = field(default_factory=list)
 
@@ -162,30 +180,35 @@ class StreamedCalls:
         self._calls: list[_StreamedCall] = []
         self._latest: dict[str, _StreamedCall] = {}  # by index
 
-    def add(self, deltas: object) -> None:
+    def add(self, deltas: object) -> list[ReplyPiece]:
         """Add a delta's `tool_calls`: names arrive whole, arguments in pieces. Raises `TransientError` if malformed."""
+        pieces: list[ReplyPiece] = []
         for delta in deltas if isinstance(deltas, list) else [deltas] * bool(deltas):
             if not isinstance(delta, dict) or not isinstance(delta.get("function"), dict):
                 raise TransientError("the answer holds a tool call without a function's name")
             # A delta continues the call of its index, unless it starts a new one: some servers send whole calls, each
             # without an index or all with 0.
-            index, identifier = (str(delta.get(key)) for key in ("index", "id"))
+            index, given = str(delta.get("index")), delta.get("id")
+            identifier = None if given is None else str(given)
             name, arguments = delta["function"].get("name"), delta["function"].get("arguments") or ""
             call = self._latest.get(index)
             if call is None or (name and identifier != call.identifier):
-                call = self._latest[index] = _StreamedCall(identifier)
+                call = self._latest[index] = _StreamedCall(len(self._calls), identifier)
                 self._calls.append(call)
             if not call.name and isinstance(name, str):
                 call.name = name
             if not isinstance(arguments, str):
                 arguments = "" if call.arguments else json.dumps(arguments)
             call.arguments += [arguments] * bool(arguments)
+            about = {"place": call.place, "id": call.identifier or "", "name": call.name}
+            pieces.append(ReplyPiece(kind="call", text=arguments, **about))
+        return pieces
 
     def whole(self) -> list[JsonObject]:
         """The calls as a server sends them that does not stream."""
         return [
             {
-                "id": call.identifier,
+                **({} if call.identifier is None else {"id": call.identifier}),
                 "type": "function",
                 "function": {"name": call.name or None, "arguments": "".join(call.arguments)},
             }
