@@ -184,8 +184,9 @@ class EngineConfig(ComponentConfig):
 
     @property
     def priced(self) -> bool:
-        """Whether the costs of its requests are known, if only as 0."""
-        return True
+        """Whether the costs of its requests are known, if only as 0: one of its settings of prices is set."""
+        prices = {getattr(self, name, 0.0) for name in ("price_prompt_usd", "price_completion_usd")}
+        return prices != {None}
 
 
 class StrategyConfig(ComponentConfig):

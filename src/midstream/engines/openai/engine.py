@@ -23,6 +23,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -45,6 +47,7 @@ from midstream.core.http import Endpoint, redacted, retry, retry_after_s
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.core.version import __version__
+from midstream.engines.openai.limits import SHOWN_WAIT_S, Reservation, limits_of
 from midstream.engines.openai.providers import PROVIDERS, price_of
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
@@ -62,6 +65,7 @@ from midstream.engines.openai.server import (
     ADAPTERS_KEPT,
     ModelContext,
     change_adapter,
+    estimated_tokens,
     write_adapter,
 )
 from midstream.engines.openai.settings import REFUSES_ALL, OpenAIConfig, refusal_advice, start_advice
@@ -236,7 +240,7 @@ class OpenAICompatibleEngine:
 
         async def attempt() -> list[list[float]]:
             session, slots = await self._endpoint.join(self, self.config.max_concurrency)
-            async with slots, self._send(session, "embeddings", body) as (response, _):
+            async with slots, self._send(session, "embeddings", body, Reservation(len(body) // 4)) as (response, _):
                 return checked_vectors(await self._read_object(response, self._model), len(texts))
 
         return await self._retry(attempt, f"{self.name} at {self._base_url}")
@@ -296,7 +300,7 @@ class OpenAICompatibleEngine:
 
         async def attempt() -> tuple[int, str]:
             session, _ = await self._endpoint.join(self, self.config.max_concurrency)
-            async with self._send(session, path, json.dumps(body).encode()) as (response, _):
+            async with self._send(session, path, json.dumps(body).encode(), Reservation(0)) as (response, _):
                 answer = (await _read_body(response)).decode("utf-8", "replace")
             text = redacted(answer[:LONGEST_WORDS], self.config.key())
             # What vLLM's worker reports about the adapter itself is final, though its status is 500.
@@ -309,11 +313,15 @@ class OpenAICompatibleEngine:
     async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
         streamed, model = StreamedReply(), str(out.sent["model"])
+        place = Reservation(estimated_tokens(request, None), request.emit)
         data: JsonObject | None = None
         session, slots = await self._endpoint.join(self, self.config.max_concurrency)
         try:
             # The time that a request waits for its slot does not count.
-            async with slots, self._send(session, out.path, out.body) as (response, clock):
+            async with slots, self._send(session, out.path, out.body, place) as (response, clock):
+                headers = response.headers
+                if place.waited_s >= SHOWN_WAIT_S:
+                    out.sent["waited_s"] = round(place.waited_s, 1)
                 if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, request, clock)
                 else:
@@ -323,13 +331,14 @@ class OpenAICompatibleEngine:
             if not streamed.done:
                 raise
         try:
-            reply = checked_reply(streamed.whole() if data is None else data, token_ids=self.config.token_ids)
+            reply = checked_reply(streamed.whole() if data is None else data, headers, token_ids=self.config.token_ids)
         except UnsupportedError as failure:
             if not self._exact:
                 raise
             # It gave ids before, so this is one broken answer.
             raise TransientError(failure.what) from failure
         self._replied, self._exact = True, self.config.token_ids
+        place.tokens = reply.prompt_tokens + reply.completion_tokens or place.tokens
         self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
         # This server does not stream: all text at once.
         if data is not None and self.config.stream:
@@ -389,9 +398,9 @@ class OpenAICompatibleEngine:
 
     @asynccontextmanager
     async def _send(
-        self, session: aiohttp.ClientSession, path: str, body: bytes
+        self, session: aiohttp.ClientSession, path: str, body: bytes, place: Reservation
     ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
-        """Send one request; its answer can be read in the block, which has `timeout_s` seconds.
+        """Send one request when it is its turn; its answer can be read in the block, which has `timeout_s` seconds.
 
         Raises `TransientError` or `EngineError` for everything that breaks below the protocol, also in the block.
         """
@@ -405,11 +414,15 @@ class OpenAICompatibleEngine:
         headers = _HEADERS | self.config.key_header()
         # Sent as it is written.
         url = URL(f"{self._base_url}/{path}", encoded=True)
+        limits = limits_of(url.origin(), blake2b(key.encode()).digest())
+        place.limits = self.config.requests_per_minute or inf, self.config.tokens_per_minute or inf
+        await limits.turn(place)
         # A redirect could carry the key to another server.
         sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
         try:
             async with asyncio.timeout(self.config.timeout_s) as clock, sent as response:
                 self._reached = True
+                limits.read(place, response.status, response.headers)
                 yield response, clock
         except aiohttp.ClientError as failure:
             # Before TimeoutError: a connection's time-out is both.
@@ -492,6 +505,9 @@ class OpenAICompatibleEngine:
         usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
         prompt_usd, completion_usd = price_of(self.config)
         cost = usage.prompt_tokens * prompt_usd + usage.completion_tokens * completion_usd
+        if self.config.price_cached_usd is not None:
+            cost -= reply.cached_tokens * (prompt_usd - self.config.price_cached_usd)
+        cost_usd = cost / 1e6 if reply.cost_usd is None else reply.cost_usd
         return request.answered(
             self.name,
             reply.text,
@@ -500,7 +516,7 @@ class OpenAICompatibleEngine:
             logprobs=reply.logprobs,
             policy_version=version,
             finish_reason=reply.finish_reason,
-            usage=usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage,
+            usage=usage.model_copy(update={"cost_usd": cost_usd}) if cost_usd else usage,
             sent=out.sent,
             failures=tuple(failures),
             error=error,

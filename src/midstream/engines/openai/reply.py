@@ -60,6 +60,8 @@ class CheckedReply:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt's, those that the server read from its cache
+    cost_usd: float | None = None  # if the server states it
     prompt_ids: tuple[int, ...] = ()
     completion_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -98,7 +100,7 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
     return status, text, too_long
 
 
-def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedReply:
+def checked_reply(data: Mapping[str, JsonValue], headers: Mapping[str, str], *, token_ids: bool) -> CheckedReply:
     """The first choice of a body that came with status 200.
 
     Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
@@ -107,14 +109,12 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise TransientError("the answer holds no choice" if data else "the answer is cut off or not JSON")
     choice = choices[0]
-    usage = data.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
+    usage = _object(data, "usage")
     finish_reason = choice.get("finish_reason")
     # OpenRouter's, where a provider broke down in the middle.
     if finish_reason == "error":
         raise TransientError("the answer ended in an error")
-    message = choice.get("message")
-    message = message if isinstance(message, dict) else {}
+    message = _object(choice, "message")
     text = with_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
     if text is None:
         text = message.get("refusal")
@@ -132,8 +132,33 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
         finish_reason=_valid_unicode(finish_reason) if isinstance(finish_reason, str) else "",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(_object(usage, "prompt_tokens_details").get("cached_tokens")),
+        cost_usd=_stated_cost(usage, headers),
         **exact,
     )
+
+
+def _stated_cost(usage: Mapping[str, JsonValue], headers: Mapping[str, str]) -> float | None:
+    """The dollars that OpenRouter states in a body, LiteLLM in a header."""
+    if (cost := _dollars(usage.get("cost"))) is None:
+        # The header of a stream was sent before its cost was known.
+        return _dollars(headers.get("x-litellm-response-cost")) or None
+    # With a key of its provider, OpenRouter's cost is its fee.
+    details = _object(usage, "cost_details") if usage.get("is_byok") is True else {}
+    return cost + (_dollars(details.get("upstream_inference_cost")) or 0.0)
+
+
+def _dollars(value: object) -> float | None:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if 0 <= number < 1e6 else None
+
+
+def _object(data: Mapping[str, JsonValue], name: str) -> JsonObject:
+    value = data.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[float]]:
@@ -205,8 +230,7 @@ def _token_fields(data: Mapping[str, JsonValue], choice: Mapping[str, JsonValue]
 
 def listed_logprobs(choice: Mapping[str, JsonValue]) -> list[JsonValue] | None:
     """The log-probabilities of a choice, unchecked: a chat's in `content`, another completion's in `token_logprobs`."""
-    field = choice.get("logprobs")
-    field = field if isinstance(field, dict) else {}
+    field = _object(choice, "logprobs")
     content = field.get("content")
     if isinstance(content, list):
         return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]

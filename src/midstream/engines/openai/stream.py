@@ -78,7 +78,7 @@ class StreamedReply:
         """Add one event's object; returns the piece of text in it."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self._body["usage"] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+            self._body["usage"] = usage
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else {}
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
