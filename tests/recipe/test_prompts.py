@@ -96,10 +96,9 @@ def test_no_path_and_no_key_is_in_it(form, tmp_path, capsys, monkeypatch):
         compile(text, form, "exec")
 
 
-def test_langchain_fills_the_same_messages(tmp_path):
+def test_langchain_fills_the_same_messages(capsys):
     pytest.importorskip("langchain_core")
-    code = (
-        FORMATS["langchain"](ms.prompts("direct")) + 'print(PROMPTS["policy"].invoke({"query": "a {b}"}).to_string())'
-    )
+    assert main(["lessons", "export", "direct", "--format", "langchain"]) == 0
+    code = capsys.readouterr().out + 'print(PROMPTS["policy"].invoke({"query": "a {b}"}).to_string())'
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "a {b}" in done.stdout
