@@ -64,10 +64,10 @@ def test_a_known_name_at_another_address_has_its_list_price_and_says_so():
         listed = OpenAIConfig(model=model, base_url="https://proxy.example/v1").listed_price
         assert listed is not None
         assert (listed.prompt_usd, listed.completion_usd) == (1.0, 5.0)
-        assert listed.origin.endswith(" for anthropic; proxy.example may bill others")
+        assert listed.origin.endswith(" for anthropic; proxy.example may have others")
     own = OpenAIConfig(model="gpt-4o").listed_price
     assert own is not None
-    assert "may bill" not in own.origin
+    assert "may have" not in own.origin
     for provider in ("vllm", "ollama"):
         assert price("gpt-4o", provider=provider, base_url="http://gpu.example:8000/v1") == (0, 0)
 

@@ -147,7 +147,7 @@ def find_price(provider: ProviderName, model: str, host: str, recorded: ListedPr
     for known in (provider, *(tables if host and not PROVIDERS[provider].start else ())):
         table = tables.get(known, {"models": {}})
         if price := table["models"].get(model.removeprefix(f"{known}/") if host else model):
-            origin = f"midstream's prices of {table['as_of']}" + f" for {known}; {host} may bill others" * bool(host)
+            origin = f"midstream's prices of {table['as_of']}" + f" for {known}; {host} may have others" * bool(host)
             return ListedPrice(model=name, prompt_usd=price[0], completion_usd=price[1], origin=origin)
     return None
 
