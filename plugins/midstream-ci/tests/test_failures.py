@@ -95,7 +95,7 @@ class TestTheCommand:
 
     @pytest.mark.parametrize(
         ("words", "code"),
-        [(["--set", "other"], "no-evaluation"), (["--where", "other > 1"], "expression-invalid")],
+        [(["--eval-set", "other"], "no-evaluation"), (["--where", "other > 1"], "expression-invalid")],
     )
     def test_what_is_not_there_is_said(self, evaluation, capsys, words, code):
         assert main(["failures", str(evaluation.path), *words]) == 2

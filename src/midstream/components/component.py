@@ -185,8 +185,7 @@ class EngineConfig(ComponentConfig):
     @property
     def priced(self) -> bool:
         """Whether the costs of its requests are known, if only as 0: one of its settings of prices is set."""
-        prices = {getattr(self, name, 0.0) for name in ("price_prompt_usd", "price_completion_usd")}
-        return prices != {None}
+        return {getattr(self, name, 0.0) for name in ("price_prompt_usd", "price_completion_usd")} != {None}
 
 
 class StrategyConfig(ComponentConfig):

@@ -139,9 +139,8 @@ class OpenAIConfig(EngineConfig):
 
     @model_validator(mode="after")
     def _look_up_price(self) -> OpenAIConfig:
-        price, host = None, "" if self.is_own else urlsplit(self.base_url).hostname or ""
-        if not super().priced:
-            price = find_price(self.provider, self.model, host, self.listed_price)
+        host = "" if self.is_own else urlsplit(self.base_url).hostname or ""
+        price = None if super().priced else find_price(self.provider, self.model, host, self.listed_price)
         object.__setattr__(self, "listed_price", price)
         return self
 
