@@ -138,8 +138,8 @@ class ListedPrice(Settings):
 def find_price(provider: ProviderName, model: str, host: str, recorded: ListedPrice | None) -> ListedPrice | None:
     """Find the price of a provider's model in midstream's list; None if it is not there.
 
-    Behind another `host`, unless it serves local models, is whoever has a model of this name, or PROVIDER/NAME. A
-    `recorded` price stays until the model or the server is another.
+    Another `host` has that of any provider's model of this name, or "PROVIDER/NAME", unless it serves local models.
+    A `recorded` price stays until the model or the server is another.
     """
     name, tables = f"{provider}/{model}" + f" at {host}" * bool(host), price_list()
     if recorded is not None and recorded.model == name:
