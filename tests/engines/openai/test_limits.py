@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from midstream.core.engine import Request
 from midstream.core.errors import DeadlineError
 from midstream.core.trajectory import Sampling
+from midstream.engines.openai import limits as limits_module
 from midstream.engines.openai.limits import RateLimits, Reservation, seconds_until
 from support.http_engine import HELLO, ask, echo, engine_for
 from support.llm_server import LLMServer
@@ -29,14 +31,14 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    async def sleep(self, delay: float) -> None:
+        self.now += delay
         await asyncio.sleep(0)
 
 
 def limited() -> RateLimits:
     limits, clock = RateLimits(), Clock()
-    limits.clock, limits.sleep = clock, clock.sleep
+    vars(limits).update(clock=clock, sleep=clock.sleep)
     return limits
 
 
@@ -164,6 +166,22 @@ def test_a_429_pauses_all_and_nobody_waits_for_a_limit_of_a_day():
     assert [time // 7 for time in sent_at(limits, [Reservation(1), Reservation(1)])] == [1, 1]
     limits.read(first, 429, {"retry-after": "86400"})
     assert 600 <= sent_at(limits, [Reservation(1)])[0] < 610
+
+
+def test_event_loops_of_several_threads_share_the_minute(monkeypatch):
+    monkeypatch.setattr(limits_module, "_MINUTE_S", 0.2)
+    limits, requests = RateLimits(), [Reservation(1, limits=(3, inf)) for _ in range(12)]
+
+    async def send(part: Sequence[Reservation]) -> None:
+        await asyncio.gather(*map(limits.turn, part))
+
+    threads = [threading.Thread(target=asyncio.run, args=[send(requests[number::3])]) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    times = sorted(request.at for request in requests)
+    assert all(later - earlier >= 0.2 for earlier, later in zip(times, times[3:], strict=False))
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 
 import pytest
@@ -91,7 +92,7 @@ def test_which_costs_are_known_before_a_run(settings, known):
     assert OpenAIConfig.model_validate(settings).priced == known
 
 
-def counted(usage: dict[str, object], headers: dict[str, str] | None = None, **settings) -> float:
+def counted(usage: Mapping[str, object], headers: dict[str, str] | None = None, **settings) -> float:
     """What a call costs whose answer has this usage and these headers."""
 
     def reply(body):

@@ -312,14 +312,14 @@ class OpenAICompatibleEngine:
 
     async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
-        streamed, model = StreamedReply(), str(out.sent["model"])
+        streamed, model, billed = StreamedReply(), str(out.sent["model"]), ""
         place = Reservation(estimated_tokens(request, None), request.emit)
         data: JsonObject | None = None
         session, slots = await self._endpoint.join(self, self.config.max_concurrency)
         try:
             # The time that a request waits for its slot does not count.
             async with slots, self._send(session, out.path, out.body, place) as (response, clock):
-                headers = response.headers
+                billed = response.headers.get("x-litellm-response-cost", "")
                 if place.waited_s >= SHOWN_WAIT_S:
                     out.sent["waited_s"] = round(place.waited_s, 1)
                 if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
@@ -331,7 +331,7 @@ class OpenAICompatibleEngine:
             if not streamed.done:
                 raise
         try:
-            reply = checked_reply(streamed.whole() if data is None else data, headers, token_ids=self.config.token_ids)
+            reply = checked_reply(streamed.whole() if data is None else data, billed, token_ids=self.config.token_ids)
         except UnsupportedError as failure:
             if not self._exact:
                 raise

@@ -100,8 +100,8 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
     return status, text, too_long
 
 
-def checked_reply(data: Mapping[str, JsonValue], headers: Mapping[str, str], *, token_ids: bool) -> CheckedReply:
-    """The first choice of a body that came with status 200.
+def checked_reply(data: Mapping[str, JsonValue], billed: str, *, token_ids: bool) -> CheckedReply:
+    """The first choice of a body that came with status 200; `billed` is its cost by LiteLLM's header, "" without one.
 
     Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
     """
@@ -133,16 +133,16 @@ def checked_reply(data: Mapping[str, JsonValue], headers: Mapping[str, str], *, 
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(_object(usage, "prompt_tokens_details").get("cached_tokens")),
-        cost_usd=_stated_cost(usage, headers),
+        cost_usd=_stated_cost(usage, billed),
         **exact,
     )
 
 
-def _stated_cost(usage: Mapping[str, JsonValue], headers: Mapping[str, str]) -> float | None:
+def _stated_cost(usage: Mapping[str, JsonValue], billed: str) -> float | None:
     """The dollars that OpenRouter states in a body, LiteLLM in a header."""
     if (cost := _dollars(usage.get("cost"))) is None:
         # The header of a stream was sent before its cost was known.
-        return _dollars(headers.get("x-litellm-response-cost")) or None
+        return _dollars(billed) or None
     # With a key of its provider, OpenRouter's cost is its fee.
     details = _object(usage, "cost_details") if usage.get("is_byok") is True else {}
     return cost + (_dollars(details.get("upstream_inference_cost")) or 0.0)
