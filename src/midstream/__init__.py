@@ -22,7 +22,7 @@ from midstream.core.version import __version__ as __version__
 # Names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
     "core.engine": "Engine",
-    "api": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons prompts resume solve train",
+    "api": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume solve train",
     "core.errors": "InfrastructureError MidstreamError UsageError",
     "core.tool": "Tool ToolResult",
     "core.task": "Task",
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from midstream.api import (
         aevaluate as aevaluate, alearn_lessons as alearn_lessons, aresume as aresume, asolve as asolve,
         atrain as atrain, compare as compare, evaluate as evaluate, learn_lessons as learn_lessons,
-        prompts as prompts, resume as resume, solve as solve, train as train,
+        resume as resume, solve as solve, train as train,
     )
     from midstream.recipe.build import Build as Build
     from midstream.recipe.schema import Recipe as Recipe, load_recipe as load_recipe, parse_recipe as parse_recipe

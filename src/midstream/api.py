@@ -70,7 +70,6 @@ from midstream.recipe.overrides import (
     validation_recipe,
     with_tasks,
 )
-from midstream.recipe.prompts import Prompt, prompts_of
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of
@@ -235,22 +234,6 @@ def answering(
         environment = build.environment(temperature=temperature)
         process.check_proven(build, run.checkpoints.digest(step) if run is not None and step else "", listener)
         yield environment, run_coroutine, build
-
-
-@allow_event_loop
-def prompts(agent: AnyAgent, **options: Unpack[SolveOptions]) -> dict[str, Prompt]:
-    """The prompts of an agent, with its lessons: what a program without midstream has to send.
-
-        prompts(run)["planner"].messages(query="How high is K2?", memory="")
-
-    Args:
-        agent: an agent, a run, or a recipe's name.
-        options: see above.
-    """
-    changes = changes_in(AgentChanges, options)
-    recipe = agent_recipe(opened(agent, changes)[0], **changes)
-    with process.build_for(recipe, options) as build:
-        return prompts_of(build)
 
 
 # --- evaluate ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -53,6 +54,23 @@ def test_a_plain_client_sends_the_messages_that_midstream_sends(exported):
     assert QUESTION in mine["messages"][1]["content"]
 
 
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_run_gives_what_stood_in_its_prompts(exported, tmp_path, in_loop):
+    agent, _ = exported("direct", "policy")
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"question": QUESTION, "answer": "5"}) + "\n", encoding="utf-8")
+    with LLMServer(lambda body: "<answer>5</answer>") as server:
+        run = ms.evaluate(
+            agent, ms.tasks(str(questions)).test, base_url=server.base_url, model="m", out=tmp_path / "run", quiet=True
+        )
+
+    async def in_notebook():
+        return run.prompts()
+
+    prompts = asyncio.run(in_notebook()) if in_loop else run.prompts()
+    assert prompts["policy"].messages(query=QUESTION) == server.bodies[0]["messages"]
+
+
 def test_tools_in_the_apis_form_are_part_of_it(exported):
     agent, prompt = exported("tool-calling", "policy")
     sent = first_request(agent)
@@ -96,10 +114,9 @@ def test_no_path_and_no_key_is_in_it(form, tmp_path, capsys, monkeypatch):
         compile(text, form, "exec")
 
 
-def test_langchain_fills_the_same_messages(tmp_path):
+def test_langchain_fills_the_same_messages(capsys):
     pytest.importorskip("langchain_core")
-    code = (
-        FORMATS["langchain"](ms.prompts("direct")) + 'print(PROMPTS["policy"].invoke({"query": "a {b}"}).to_string())'
-    )
+    assert main(["lessons", "export", "direct", "--format", "langchain"]) == 0
+    code = capsys.readouterr().out + 'print(PROMPTS["policy"].invoke({"query": "a {b}"}).to_string())'
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "a {b}" in done.stdout

@@ -161,8 +161,10 @@ def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     hosted = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}'
     assert parts("budget.cost_usd=1", hosted).budget.limits.cost_usd == 1
-    elsewhere = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini", base_url="https://proxy.example/v1"}'
-    assert coded("setting-conflict", "budget.cost_usd = 1")(refused("budget.cost_usd=1", elsewhere))
+    local = 'engines.local={type="openai_compatible", provider="ollama", model="qwen2.5:7b"}'
+    assert coded("setting-conflict", "budget.cost_usd = 1")(refused("budget.cost_usd=1", local))
+    free = "engines.local.price_prompt_usd=0"
+    assert parts("budget.cost_usd=1", local, free).budget.limits.cost_usd == 1
 
 
 @pytest.mark.parametrize("setting", ["lessons.gate.tasks", "lessons.tasks"])

@@ -29,7 +29,7 @@ from midstream.runs.budget import (
 from midstream.runs.journal import Records
 from support.errors import coded
 
-PRICE = {"price_prompt": 2.0, "price_completion": 8.0}
+PRICE = (2.0, 8.0)
 
 
 class Varied:
@@ -135,7 +135,7 @@ def test_the_engines_codec_is_passed_through_also_when_it_comes_late():
 @pytest.mark.parametrize("seed", range(3))
 def test_no_limit_is_passed_and_little_is_left_over(limits, seed):
     inner, budget = Varied(seed=seed), Budget(BudgetConfig(**limits))
-    answers = asyncio.run(ask_all(budgeted(inner, budget, **PRICE), 300))
+    answers = asyncio.run(ask_all(budgeted(inner, budget, PRICE), 300))
     assert inner.tokens <= limits.get("tokens", 10**9)
     assert inner.cost_usd <= limits.get("cost_usd", 10**9)
     refused = [one for one in answers if isinstance(one, BudgetError)]
@@ -201,7 +201,7 @@ def test_a_request_that_failed_used_nothing_one_that_was_cut_off_perhaps_all():
 @pytest.mark.parametrize(("sent", "completion"), [(None, 4), ({"model": "m"}, 100)], ids=["function", "server"])
 def test_bytes_are_counted_where_a_function_counts_nothing_and_the_bound_where_a_server_does(sent, completion):
     budget = Budget(BudgetConfig())
-    asyncio.run(ask_all(budgeted(Varied(usage=False, sent=sent), budget, **PRICE), 1))
+    asyncio.run(ask_all(budgeted(Varied(usage=False, sent=sent), budget, PRICE), 1))
     prompt = BOUND - 100
     spent = Spent(calls=1, tokens=prompt + completion, cost_usd=(prompt * 2 + completion * 8) / 1e6)
     assert budget.spent() == spent
@@ -264,7 +264,7 @@ def test_a_new_process_knows_what_was_used_and_counts_what_was_under_way_whole(t
     budget.open(path)
     budget.phase = "learning"
     inner = Varied(seed=3)
-    asyncio.run(ask_all(budgeted(inner, budget, **PRICE), 5))
+    asyncio.run(ask_all(budgeted(inner, budget, PRICE), 5))
     budget.start_rollout()
     now[0] = 7.0
 

@@ -95,10 +95,12 @@ class LLMServer:
         seed: int = 0,
         slow_s: float = 1.0,
         retry_after: str | None = None,
+        answer_headers: Mapping[str, str] | None = None,
         port: int = 0,
     ) -> None:
         self.reply = reply or AgentFlowReplies()
         self.fault_rate, self.seed, self.slow_s, self.retry_after = fault_rate, seed, slow_s, retry_after
+        self.answer_headers = answer_headers or {}
         self.bodies: list[Body] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -340,6 +342,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
+        for name, value in self._http.owner.answer_headers.items():
+            self.send_header(name, value)
         self.end_headers()
         for number, one in enumerate(events):
             if fault == "stall" and number == len(events) // 2:
@@ -362,6 +366,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         if status == 429 and self._http.owner.retry_after is not None:
             self.send_header("Retry-After", self._http.owner.retry_after)
+        for name, value in self._http.owner.answer_headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data[: len(data) - cut])
         if cut:

@@ -8,7 +8,10 @@ from junitparser import Error, Failure, JUnitXml
 import midstream as ms
 from midstream.cli.main import main
 from midstream.core.errors import RunError
+from midstream.evaluation.pairs import Member, compare_groups
+from midstream.report.comparison import GroupComparison
 from midstream.report.evaluation import evaluated_trajectories
+from midstream_ci.comparisons import decide_comparison, parse_comparison
 from midstream_ci.junit import evaluation_junit
 from midstream_ci.score import score
 
@@ -35,6 +38,22 @@ def test_a_wrong_requirement_is_found_before_anything_runs(project, tmp_path, re
     with pytest.raises(SystemExit, check=lambda ended: ended.code == 2):
         main(["eval", str(project / "offline.toml"), "--out", str(tmp_path / "run"), "--require", requirement])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("requirement", ["other: success >= 0.5", "pass@4 >= 0.5"])
+def test_what_the_evaluation_cannot_decide_is_found_before_anything_runs(
+    project, evaluation, tmp_path, capsys, requirement
+):
+    for words in (["eval", str(project / "offline.toml")], ["score", str(evaluation.path), "--reward", "exact_match"]):
+        assert main([*words, "--out", str(tmp_path / "run"), "--require", requirement]) == 2
+        assert "error[requirement-invalid]" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_set_of_learned_tasks_is_known_only_afterwards(project, tmp_path):
+    words = ["eval", str(project / "offline.toml"), "--out", str(tmp_path / "run"), "--quiet"]
+    assert main([*words, "--require", "test-learned: success >= 0.5"]) == 2
+    assert (tmp_path / "run").exists()
 
 
 def test_junit_has_a_case_for_each_task_and_requirement(project, evaluation, tmp_path):
@@ -77,6 +96,31 @@ class TestCompare:
     )
     def test_an_evaluation_with_itself(self, evaluation, requirement, code):
         assert main(["compare", str(evaluation.path), str(evaluation.path), "--require", requirement]) == code
+
+    def test_several_share_the_error(self, evaluation, other):
+        comparison = ms.compare(evaluation.path, other.path)
+        requirements = [parse_comparison(text) for text in ("no-regression", "difference >= -50%", "difference < 50%")]
+        [alone] = decide_comparison(comparison, requirements[:1])
+        several = decide_comparison(comparison, requirements)
+        assert alone.interval == comparison.found[0].interval
+        assert "95% interval" in alone.reason
+        assert {decision.interval for decision in several} == {several[0].interval}
+        assert several[0].interval[0] < alone.interval[0] < alone.interval[1] < several[0].interval[1]
+        assert "98.33% interval" in several[0].reason
+
+    @pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
+    def test_several_share_the_error_of_groups(self, evaluation, seeds):
+        def group(name, seeds, values):
+            results = [evaluation.evaluations[0].model_copy(update={"success": value}) for value in values]
+            pairs = zip(seeds, results, strict=True)
+            return name, [Member(name=name, seed=seed, result=found, tasks=frozenset()) for seed, found in pairs]
+
+        groups = group("a", (1, 2, 3), (0.5, 0.6, 0.55)), group("b", seeds, (0.6, 0.72, 0.7))
+        usual, wider = compare_groups(*groups), compare_groups(*groups, comparisons=2)
+        requirements = [parse_comparison("better"), parse_comparison("no-regression")]
+        comparison = GroupComparison(groups={}, found=[usual])
+        assert decide_comparison(comparison, requirements)[0].interval == pytest.approx(wider.interval)
+        assert decide_comparison(comparison, requirements[:1])[0].interval == usual.interval
 
     def test_a_difference_may_be_undecided(self, evaluation, other, tmp_path, capsys):
         junit, summary = tmp_path / "tests.xml", tmp_path / "summary.md"

@@ -28,7 +28,7 @@ def test_the_chosen_tasks_evaluate(project, evaluation, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(["--set", "other"], "no-evaluation"), (["--where", "other > 1"], "expression-invalid")],
+    [(["--eval-set", "other"], "no-evaluation"), (["--where", "other > 1"], "expression-invalid")],
 )
 def test_what_is_not_there_is_said(evaluation, capsys, words, code):
     assert main(["failures", str(evaluation.path), *words]) == 2

@@ -33,3 +33,10 @@ def test_two_evaluations_are_compared(in_project):
             midstream.assert_comparison(before, after, "better")
     """
     in_project("\n".join(line[8:] for line in body.splitlines())).assert_outcomes(failed=1)
+
+
+def test_what_cannot_be_decided_is_refused_before_anything_runs(in_project):
+    result = in_project("def test_bot(midstream):\n    midstream.require(RECIPE, None, 'pass@9 >= 0.5')\n")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*UsageError: 'pass@9 >= 0.5' cannot be decided*"])
+    result.stdout.no_fnmatch_line("*decide(run.directory*")

@@ -1,8 +1,10 @@
 """Requirements: how they are read, and that they are decided by intervals with the stated error."""
 
 import random
+import time
 from contextlib import suppress
 from dataclasses import replace
+from math import comb
 from statistics import fmean
 
 import pytest
@@ -117,6 +119,25 @@ class TestAnEvaluation:
         monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: one)
         [decision] = decide(evaluation.directory, [parse_requirement(text)])
         assert decision.outcome == "undecided"
+
+
+@given(st.integers(1, 60), st.data())
+def test_the_exact_interval_is_that_of_clopper_and_pearson(count, data):
+    right = data.draw(st.integers(0, count))
+    low, high = exact_interval(right, count, 0.05)
+
+    def chance(numbers, share):
+        return sum(comb(count, k) * share**k * (1 - share) ** (count - k) for k in numbers)
+
+    assert low == 0 if right == 0 else chance(range(right, count + 1), low) == pytest.approx(0.025)
+    assert high == 1 if right == count else chance(range(right + 1), high) == pytest.approx(0.025)
+
+
+def test_the_exact_interval_of_many_tasks_is_quick():
+    began = time.process_time()
+    low, high = exact_interval(80_000, 100_000, 0.05)
+    assert (low, high) == pytest.approx((0.7975071, 0.8024755), abs=1e-6)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(("count", "rate"), [(40, 0.8), (60, 0.5), (90, 0.9)])

@@ -29,10 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Start an evaluation, or continue the one in `--out`; then show it."""
+    changes = shared.changes(EvaluationChanges, options)
+    recipe = evaluation_recipe(api.opened(options.target, changes)[0], **changes)
+    for package in shared.extensions("eval"):
+        package.check(options, recipe)
     if options.dry_run:
-        changes = shared.changes(EvaluationChanges, options)
-        source, *_ = api.opened(options.target, changes)
-        return shared.dry_run(evaluation_recipe(source, **changes), options, "eval")
+        return shared.dry_run(recipe, options, "eval")
     run = api.evaluate(
         options.target,
         out=options.out,

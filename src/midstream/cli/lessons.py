@@ -25,13 +25,14 @@ from midstream.lessons.feedback import read_votes
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
 from midstream.lessons.settings import VOTES
+from midstream.process import build_for
 from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.inputs import run_recipe
 from midstream.recipe.lesson_sessions import validation_settings
 from midstream.recipe.lessons import check_shown, shows_lessons
-from midstream.recipe.overrides import LearningChanges, validation_recipe
-from midstream.recipe.prompts import FORMATS
+from midstream.recipe.overrides import AgentChanges, LearningChanges, agent_recipe, validation_recipe
+from midstream.recipe.prompts import FORMATS, prompts_of
 from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import (
@@ -111,7 +112,10 @@ def show_lessons(options: argparse.Namespace) -> int:
 
 def export_prompts(options: argparse.Namespace) -> int:
     """Print the prompts of the agent."""
-    prompts = api.prompts(options.named)
+    changes: AgentChanges = {}
+    recipe = agent_recipe(api.opened(options.named, changes)[0], **changes)
+    with build_for(recipe, {}) as build:
+        prompts = prompts_of(build)
     print(FORMATS["json" if options.json else options.format](prompts), end="")
     return 0
 

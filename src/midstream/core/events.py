@@ -166,7 +166,7 @@ class RunFinished(RunEvent):
 TurnKind = Literal[
     "start",  # a module begins; value None
     "text",  # a piece of its reply as it is written; value str
-    "retry",  # an attempt failed, the text since `start` does not count; value str, the reason
+    "retry",  # an attempt failed or has to wait, the text since `start` does not count; value str, the reason
     "call",  # a request was answered; value Call
     "agent_run",  # of a strategy, an agent run ended; value str, its round, its part and its answer
     "analysis",  # of the query, before the first turn; value str

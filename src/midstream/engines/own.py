@@ -29,11 +29,6 @@ class FunctionEngineSettings(EngineConfig):
     price_prompt_usd: float | None = Field(default=None, ge=0)
     price_completion_usd: float | None = Field(default=None, ge=0)
 
-    @property
-    def priced(self) -> bool:
-        """Whether the recipe says what the function costs."""
-        return self.price_prompt_usd is not None or self.price_completion_usd is not None
-
 
 class FunctionEngine(Engine):
     """A function of a request's messages as a model; it returns the reply's text, or a whole `Call`.

@@ -67,12 +67,20 @@ def exact_interval(right: int, count: int, error: float = 0.05) -> Interval:
 
     def at_most(most: int, share: float) -> float:
         """The chance that at most so many of `count` are right."""
-        logs = (
+        if share in (0.0, 1.0) or most >= count:
+            return float(share == 0.0 or most >= count)
+        # Of the two tails that begin at `most`, the one away from the mode: its terms soon vanish.
+        is_lower = most < count * share
+        k, odds, total = most if is_lower else most + 1, share / (1 - share), 0.0
+        term = math.exp(
             math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
             + k * math.log(share) + (count - k) * math.log1p(-share)
-            for k in range(most + 1)
         )  # fmt: skip
-        return sum(map(math.exp, logs))
+        while term > total * 1e-17:
+            total += term
+            term *= k / ((count - k + 1) * odds) if is_lower else (count - k) * odds / (k + 1)
+            k += -1 if is_lower else 1
+        return total if is_lower else 1 - total
 
     def crossing(most: int, chance: float) -> float:
         """The share at which that chance, which falls as the share rises, is this."""

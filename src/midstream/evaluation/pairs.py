@@ -323,9 +323,9 @@ def compare_groups(
     error = 0.05 / comparisons
     if seeds[0] == seeds[1] and len(set(seeds[0])) == len(seeds[0]):
         differences = [after - before for before, after in zip(*values, strict=True)]
-        half, method = _half_width([differences], error), PAIRED
+        half, method = half_width([differences], error), PAIRED
     else:
-        half, method = _half_width(values, error), UNPAIRED
+        half, method = half_width(values, error), UNPAIRED
     apart = fmean(values[1]) - fmean(values[0])
     interval = verdict = None
     if min(map(len, values)) < 2:
@@ -353,7 +353,7 @@ def compare_groups(
     )
 
 
-def _half_width(samples: Sequence[Sequence[float]], error: float) -> float:
+def half_width(samples: Sequence[Sequence[float]], error: float) -> float:
     """Half the width of the t interval of a mean, or of the difference of two (Welch); 0 without a spread."""
     squares = [variance(sample) / len(sample) if len(sample) > 1 else 0.0 for sample in samples]
     # What is left is rounding alone.

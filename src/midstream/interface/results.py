@@ -16,7 +16,10 @@ from midstream.core.trajectory import Trajectory
 from midstream.exports import Origin, table_rows
 from midstream.interface.agents import AgentSpec
 from midstream.lessons.lesson_set import Lesson
+from midstream.process import allow_event_loop, build_for
 from midstream.recipe.inputs import run_table
+from midstream.recipe.overrides import agent_recipe
+from midstream.recipe.prompts import Prompt, prompts_of
 from midstream.report.draw import draw
 from midstream.report.numbers import dollars, number, percent
 from midstream.report.run import run_blocks
@@ -72,6 +75,15 @@ class Run:
         if not self.directory.report_path.exists():
             write_runs([self.directory.root], self.directory.report_path)
         return self.directory.report_path
+
+    @allow_event_loop
+    def prompts(self) -> dict[str, Prompt]:
+        """The prompts of the run's agent, with its lessons, as midstream sends them: for a program without midstream.
+
+        run.prompts()["planner"].messages(query="How high is K2?", memory="")
+        """
+        with build_for(agent_recipe(self.directory), {}) as build:
+            return prompts_of(build)
 
     def trajectories(self, part: str = "*") -> Iterator[Trajectory]:
         """Read the trajectories, one after the other.

@@ -212,8 +212,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = ContinuousLocal(engine)  # type: ignore[arg-type]
                 self.opened.append(engine)
             if self.budget is not None:
-                prompt, completion = price_of(component.config)
-                engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
+                engine = budgeted(engine, self.budget, price_of(component.config))
             # Weights that change under one name would have replies of others; what is found costs no budget.
             trains = self.recipe.training is not None and name == self.recipe.training.weights
             if self._replies is not None and isinstance(engine, ServedEngine) and not trains:

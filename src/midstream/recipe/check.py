@@ -279,8 +279,8 @@ def _check_engines(recipe: Recipe) -> None:
             raise RecipeError(
                 f"budget.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
-                fix=f"set engines.{name}.price_prompt_usd and price_completion_usd (0 for a function that costs "
-                "nothing), or limit tokens or rollouts instead",
+                fix=f"set engines.{name}.price_prompt_usd and price_completion_usd (dollars per million tokens; 0 for "
+                "a model or function of your own), or limit tokens or rollouts instead",
             )
 
 

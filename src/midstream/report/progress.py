@@ -64,7 +64,7 @@ class Progress:
         self._scores: dict[str, list[str]] = {}  # of each set and sampling
         self._counts: Counter[str] = Counter()  # what went wrong, or what an evaluation used up
         self._tools: Counter[str] = Counter()
-        self._cost_usd = 0.0
+        self._cost_usd = self._waited_s = 0.0
         self._updates: list[events.UpdateFinished] = []
         self._left_out: Counter[str] = Counter()
         self._limits: Mapping[str, float] = {}
@@ -195,12 +195,14 @@ class Progress:
             self.errors += trajectory.status == "error"
             self._cost_usd += trajectory.cost_usd
             self._counts["tokens"] += used.prompt_tokens + used.completion_tokens
+            self._waited_s += sum(float(str(call.sent.get("waited_s", 0))) for call in trajectory.calls)
         self._tools.update(Tally(event.trajectories).tools().calls)
         facts = {
             "success so far": percent(self.solved / self.set_done if self.set_done else None),
             "errors": f"{self.errors:,}" + ", counted as wrong" * bool(self.errors),
             "tokens": number(self._counts["tokens"]),
             "cost": dollars(self._cost_usd) if self._cost_usd else "",
+            "rate limits": f"requests waited {duration(self._waited_s)} in all" if self._waited_s else "",
         }
         calls = ", ".join(f"{name} {count:,}" for name, count in self._tools.most_common())
         self.facts = {**facts, "tool calls": calls, "all sets": f"{self.done:,} of {counted(self.total, 'run')}"}

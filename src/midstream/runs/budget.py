@@ -284,16 +284,13 @@ _asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)  # by the 
 
 
 class BudgetedEngine:
-    """An engine whose requests are counted. Prices are US dollars per million tokens."""
+    """An engine whose requests are counted. Prices of prompt and completion are US dollars per million tokens."""
 
     waits = True  # for room under a limit, until other requests have settled
 
-    def __init__(
-        self, engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
-    ) -> None:
-        self.engine, self.budget = engine, budget
+    def __init__(self, engine: Engine, budget: Budget, prices: tuple[float, float] = (0.0, 0.0)) -> None:
+        self.engine, self.budget, self._prices = engine, budget, prices
         self.name, self.token_exact = engine.name, engine.token_exact
-        self._price_prompt, self._price_completion = price_prompt, price_completion
 
     @property
     def codec(self) -> Codec | None:
@@ -344,7 +341,7 @@ class BudgetedEngine:
         await self.engine.close()
 
     def _priced(self, prompt: int, completion: int) -> Spent:
-        cost_usd = (prompt * self._price_prompt + completion * self._price_completion) / 1e6
+        cost_usd = (prompt * self._prices[0] + completion * self._prices[1]) / 1e6
         return Spent(calls=1, tokens=prompt + completion, cost_usd=cost_usd)
 
 
@@ -419,16 +416,14 @@ class BudgetedAgent:
         await self.agent.close()
 
 
-def budgeted(
-    engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
-) -> BudgetedEngine:
+def budgeted(engine: Engine, budget: Budget, prices: tuple[float, float] = (0.0, 0.0)) -> BudgetedEngine:
     """Put an engine behind a budget."""
     kind = BudgetedEngine
     if isinstance(engine, LockstepEngine):
         kind = LockstepBudgetedEngine
     elif isinstance(engine, ServedEngine):
         kind = ServedBudgetedEngine
-    return kind(engine, budget, price_prompt=price_prompt, price_completion=price_completion)
+    return kind(engine, budget, prices)
 
 
 def prompt_bound(request: Request) -> int:

@@ -101,14 +101,14 @@ def said(*values: object) -> dict[str, Any]:
     ],
 )
 def test_what_is_no_log_probability_is_not_trained_on(logprobs: dict[str, Any]):
-    assert checked_reply(exact(**said(-0.5, 0.0)), token_ids=True).logprobs == (-0.5, 0.0)
+    assert checked_reply(exact(**said(-0.5, 0.0)), "", token_ids=True).logprobs == (-0.5, 0.0)
     with pytest.raises(UnsupportedError, check=coded("token-ids-missing", "log-probabilities: ")):
-        checked_reply(exact(**logprobs), token_ids=True)
+        checked_reply(exact(**logprobs), "", token_ids=True)
 
 
 def test_text_without_its_ids_is_a_broken_answer():
     with pytest.raises(TransientError, match="no token ids"):
-        checked_reply(exact(token_ids=[], logprobs={"content": []}), token_ids=True)
+        checked_reply(exact(token_ids=[], logprobs={"content": []}), "", token_ids=True)
 
 
 def test_one_broken_answer_does_not_end_a_training():

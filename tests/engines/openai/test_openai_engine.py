@@ -329,7 +329,7 @@ def test_a_server_without_adapters_says_how_to_get_them():
     ],
 )
 def test_odd_but_valid_replies(choice: dict[str, Any], text: str):
-    assert checked_reply({"choices": [choice], "usage": None}, token_ids=False).text == text
+    assert checked_reply({"choices": [choice], "usage": None}, "", token_ids=False).text == text
 
 
 def test_what_no_file_can_hold_is_not_kept():
@@ -383,7 +383,7 @@ json_values = st.recursive(
 )
 def test_any_body_is_a_reply_or_a_named_error(data: dict[str, Any], exact: bool):
     try:
-        reply = checked_reply(data, token_ids=exact)
+        reply = checked_reply(data, "", token_ids=exact)
     except (TransientError, EngineError):
         return
     assert len(reply.completion_ids) == len(reply.logprobs)

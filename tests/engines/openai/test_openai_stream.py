@@ -28,7 +28,7 @@ def reply_of(*chunks: bytes, token_ids: bool = False) -> CheckedReply:
             reply.done = True
         else:
             reply.add(event_object(event))
-    return checked_reply(reply.whole(), token_ids=token_ids)
+    return checked_reply(reply.whole(), "", token_ids=token_ids)
 
 
 def delta(finish_reason: str | None = None, **fields: Any) -> bytes:
@@ -81,7 +81,7 @@ def test_any_split_gives_the_same_reply(
     if comment:
         events.insert(1, b": still thinking\n\n")
     raw = b"".join(events).replace(b"\n", ends)
-    expected = checked_reply(whole, token_ids=exact)
+    expected = checked_reply(whole, "", token_ids=exact)
     assert reply_of(raw, token_ids=exact) == expected
     assert reply_of(*chunks_of(raw, cuts), token_ids=exact) == expected
 
@@ -116,7 +116,7 @@ def test_forms_of_a_delta(pieces: list[dict[str, Any]], text: str, emitted: str)
     found = [piece for chunk in chunks for piece in reply.add(chunk)]
     assert "".join(piece.text for piece in found if piece.kind == "text") == emitted
     reply.done = True
-    assert checked_reply(reply.whole(), token_ids=False).text == text
+    assert checked_reply(reply.whole(), "", token_ids=False).text == text
 
 
 def test_only_the_first_choice_counts():

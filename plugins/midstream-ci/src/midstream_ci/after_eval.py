@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 
 import midstream as ms
+from midstream.recipe.schema import Recipe
 from midstream_ci import options as shared
 from midstream_ci.junit import evaluation_junit
-from midstream_ci.requirements import decide, parse_requirement
+from midstream_ci.requirements import decide, parse_requirement, require_decidable
 from midstream_ci.summary import evaluation_summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     shared.add_arguments(parser, parse_requirement, "success >= 0.8")
+
+
+def check(options: argparse.Namespace, recipe: Recipe) -> None:
+    """Refuse what an evaluation of the recipe cannot decide, before it starts."""
+    sets = [chosen.name for chosen in recipe.evaluation.sets]
+    # Tasks that a run learned from become sets of their own.
+    learned = {f"{name}-learned" for name in sets} & {requirement.set_name for requirement in options.requirements}
+    require_decidable(options.requirements, [*sets, *map(str, learned)], recipe.evaluation.trials)
 
 
 def finish(options: argparse.Namespace, run: ms.Run) -> int:

@@ -1,6 +1,7 @@
 """Requirements on a comparison: `no-regression`, `better`, and `difference >= -0.05`.
 
-Each is decided on the interval of the difference that `midstream compare` prints, set by set:
+Each is decided on the interval of the difference, set by set: the one that `midstream compare` prints, or a wider one
+where several decisions share the error (Bonferroni):
 
     no-regression         fails where all of the interval is below 0; else it holds, and names the loss not ruled out
     better                holds where all of it is above 0; else it is undecided, or fails where all of it is below 0
@@ -9,13 +10,15 @@ Each is decided on the interval of the difference that `midstream compare` print
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 from midstream.core.errors import UsageError
-from midstream.evaluation.pairs import GroupDifference, Paired
+from midstream.evaluation.estimates import Interval
+from midstream.evaluation.pairs import PAIRED, GroupDifference, Paired, difference_interval, half_width
 from midstream.report.comparison import Comparison, GroupComparison
-from midstream_ci.requirements import Decision, Outcome, Requirement, decide_bounds
+from midstream_ci.requirements import ERROR, Decision, Outcome, Requirement, decide_bounds
 
 NO_REGRESSION, BETTER = "no-regression", "better"
 _FORM = re.compile(r"difference\s*([<>]=?)\s*([+-]?\d+(?:\.\d+)?)\s*(%?)")
@@ -46,17 +49,36 @@ def decide_comparison(comparison: Compared, requirements: Sequence[Requirement])
             code="not-comparable",
             fix="midstream compare without --require says why",
         )
-    return [_decide(requirement, pair) for requirement in requirements for pair in comparison.found]
+    # An interval of a pair never becomes narrower than the one that is printed.
+    error = ERROR / max(1, len(requirements) * len(comparison.found))
+    return [
+        _decide(requirement, pair, min(error, 1 - pair.level))
+        for requirement in requirements
+        for pair in comparison.found
+    ]
 
 
-def _decide(requirement: Requirement, pair: Paired | GroupDifference) -> Decision:
+def _interval(pair: Paired | GroupDifference, error: float) -> Interval | None:
+    """The interval of a difference that misses the truth in this share of cases."""
+    if pair.interval is None or pair.verdict == "the same" or math.isclose(error, 1 - pair.level):
+        return pair.interval
+    if isinstance(pair, Paired):
+        return difference_interval([*(task.difference for task in pair.differing), *[0.0] * pair.ties], error)
+    values = (pair.first_values, pair.other_values)
+    differences = [after - before for before, after in zip(*values, strict=True)] if pair.method == PAIRED else []
+    half = half_width([differences] if differences else values, error)
+    return pair.difference - half, pair.difference + half
+
+
+def _decide(requirement: Requirement, pair: Paired | GroupDifference, error: float) -> Decision:
     of = f"{pair.other} against {pair.first}, {pair.set_name} {pair.sampling}"
     outcome: Outcome
-    if pair.interval is None:
+    interval = _interval(pair, error)
+    if interval is None:
         outcome, reason = "undecided", f"{pair.difference:+.3f}, {getattr(pair, 'method', 'no interval')}"
     else:
-        low, high = pair.interval
-        reason = f"{pair.difference:+.3f}, {100 * pair.level:.4g}% interval {low:+.3f} to {high:+.3f}"
+        low, high = interval
+        reason = f"{pair.difference:+.3f}, {100 * (1 - error):.4g}% interval {low:+.3f} to {high:+.3f}"
         outcome = decide_bounds(requirement, low, high)
         if requirement.metric == NO_REGRESSION:
             outcome = "fails" if high < 0 else "holds"
@@ -69,6 +91,6 @@ def _decide(requirement: Requirement, pair: Paired | GroupDifference) -> Decisio
         of=of,
         outcome=outcome,
         measured=pair.difference,
-        interval=pair.interval,
+        interval=interval,
         reason=reason,
     )

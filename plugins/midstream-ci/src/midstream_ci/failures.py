@@ -22,7 +22,7 @@ HELP = "runs that are not right, grouped by cause; their tasks as a file"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `failures`."""
     parser.add_argument("run", help="run directory")
-    parser.add_argument("--set", dest="set_name", metavar="NAME", help="of this evaluation set (default: of all)")
+    parser.add_argument("--eval-set", dest="set_name", metavar="NAME", help="of this set (default: of all)")
     parser.add_argument("--cause", metavar="TEXT", help="those whose cause begins like this")
     where = "those for which an expression is true, e.g. 'turns > 3 and \"python\" in tools' (default: reward < 1)"
     parser.add_argument("--where", metavar="EXPR", default="reward < 1", help=where)

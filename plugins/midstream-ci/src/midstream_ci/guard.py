@@ -16,9 +16,11 @@ import pytest
 
 import midstream as ms
 from midstream.api import AnyAgent, EvaluateOptions
+from midstream.core.events import AgentBuilt, RunEvent
 from midstream.interface.tasks import Tasks
+from midstream.report.progress import print_warnings
 from midstream_ci.comparisons import decide_comparison, parse_comparison
-from midstream_ci.requirements import Decision, decide, exit_code, parse_requirement
+from midstream_ci.requirements import Decision, decide, exit_code, parse_requirement, require_decidable
 
 
 class Guard:
@@ -48,7 +50,15 @@ class Guard:
         """Require e.g. "success >= 0.8" and "cost_usd <= 0.5"; returns the evaluation."""
         __tracebackhide__ = True
         parsed = [parse_requirement(text) for text in requirements]
-        run = self.evaluate(agent, tasks, **options)
+        inner = options.get("listener", print_warnings)
+
+        def listen(event: RunEvent) -> None:
+            if isinstance(event, AgentBuilt):
+                evaluation = event.resolved["evaluation"]
+                require_decidable(parsed, [chosen["name"] for chosen in evaluation["sets"]], evaluation["trials"])
+            inner(event)
+
+        run = self.evaluate(agent, tasks, **{**options, "listener": listen})
         _check(decide(run.directory, parsed), str(run.path))
         return run
 

@@ -109,23 +109,38 @@ def parse_requirement(text: str) -> Requirement:
     return Requirement(text=text.strip(), metric=metric, operator=operator, bound=bound, set_name=set_name)
 
 
+def require_decidable(requirements: Sequence[Requirement], sets: Sequence[str], trials: int) -> None:
+    """Raise `UsageError` for a requirement on another set, or on more trials of a task than there are."""
+    for requirement in requirements:
+        if not sets or requirement.set_name not in (None, *sets):
+            raise UsageError(
+                f"{requirement.text!r} is about a set that is not evaluated",
+                code="requirement-invalid",
+                fix=f"name one of: {', '.join(dict.fromkeys(sets))}" if sets else "evaluate first: midstream eval",
+            )
+        kind = _TRIALS.fullmatch(requirement.metric)
+        if kind is not None and int(kind[2]) > trials:
+            raise UsageError(
+                f"{requirement.text!r} cannot be decided: each task is tried {counted(trials, 'time')}",
+                code="requirement-invalid",
+                fix=f"name K, from 1 to {trials}, as in pass@{trials}, or evaluate with more --trials",
+            )
+
+
 def decide(run: RunDirectory, requirements: Sequence[Requirement]) -> list[Decision]:
     """Decide each requirement on each set that it is about, in every sampling of it.
 
-    Raises `UsageError` for a set that the run does not have, or a metric that its trials cannot give.
+    Raises `UsageError` as `require_decidable`.
     """
     results = list(run.evaluations.read())
-    pairs: list[tuple[Requirement, EvaluationResult]] = []
-    for requirement in requirements:
-        meant = [result for result in results if requirement.set_name in (None, result.set_name)]
-        if not meant:
-            names = ", ".join(dict.fromkeys(result.set_name for result in results))
-            raise UsageError(
-                f"{requirement.text!r} is about a set that {run.root} does not have",
-                code="requirement-invalid",
-                fix=f"name one of: {names}" if names else "evaluate first: midstream eval",
-            )
-        pairs += [(requirement, result) for result in meant]
+    trials = min((result.trials for result in results), default=0)
+    require_decidable(requirements, [result.set_name for result in results], trials)
+    pairs = [
+        (requirement, result)
+        for requirement in requirements
+        for result in results
+        if requirement.set_name in (None, result.set_name)
+    ]
     error = ERROR / max(1, sum(requirement.metric not in TOTALS for requirement, _ in pairs))
     return [
         _decide_total(requirement, result)
@@ -212,15 +227,10 @@ def _value(requirement: Requirement, trials: Sequence[Trajectory], lost: float) 
     if requirement.metric == "success":
         return fmean(values)
     kind = _TRIALS.fullmatch(requirement.metric)
-    most = int(kind[2]) if kind else 0
-    if not 1 <= most <= len(trials):
-        raise UsageError(
-            f"{requirement.text!r} cannot be decided: each task was tried {counted(len(trials), 'time')}",
-            code="requirement-invalid",
-            fix=f"name K, from 1 to {len(trials)}, as in pass@{len(trials)}, or evaluate with more --trials",
-        )
+    assert kind is not None, requirement.metric
+    most = int(kind[2])
     right, every = sum(each >= 1 for each in values), math.comb(len(values), most)
-    if kind and kind[1] == "@":
+    if kind[1] == "@":
         return 1 - math.comb(len(values) - right, most) / every
     return math.comb(right, most) / every
 

@@ -13,7 +13,7 @@ from midstream.cli.show import show_done
 from midstream.core.errors import RunError, UnsupportedError
 from midstream.process import Place, RunOptions
 from midstream.recipe.check import is_dialogues
-from midstream.recipe.inputs import run_table
+from midstream.recipe.inputs import run_recipe, run_table
 from midstream.recipe.schema import parse_recipe
 from midstream.runs import RunDirectory
 from midstream_ci import after_eval
@@ -81,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Score, show the new evaluation, and decide its requirements."""
+    after_eval.check(options, run_recipe(RunDirectory.open(Path(options.evaluation))))
     found = score(
         options.evaluation,
         options.reward,

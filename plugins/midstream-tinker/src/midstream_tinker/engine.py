@@ -116,8 +116,8 @@ class TinkerEngine(Engine):
         usage = Usage(
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(ids),
-            cost_usd=len(prompt_ids) * self.config.price_prompt_usd / 1e6
-            + len(sequence.tokens) * self.config.price_completion_usd / 1e6,
+            cost_usd=len(prompt_ids) * (self.config.price_prompt_usd or 0.0) / 1e6
+            + len(sequence.tokens) * (self.config.price_completion_usd or 0.0) / 1e6,
         )
         sampled = ids, tuple(map(float, sequence.logprobs or ()))[: len(ids)]
         return self.codec.call_of(request, prompt_ids, sampled, policy_version=self.policy_version, usage=usage)

@@ -49,7 +49,7 @@ class TinkerConfig(EngineConfig):
         tokenizer: a directory, or a name on the Hugging Face Hub; by default `model`
         chat_template_kwargs: settings of the chat template, such as `{ enable_thinking = false }`
         timeout_s: seconds of the longest wait for one answer, with all its repetitions by the SDK
-        price_prompt_usd: dollars per million prompt tokens
+        price_prompt_usd: dollars per million prompt tokens; a limit in dollars needs a price
         price_completion_usd: dollars per million sampled tokens
         price_train_usd: dollars per million tokens of a training pass, for the estimate of `--dry-run`
     """
@@ -63,8 +63,8 @@ class TinkerConfig(EngineConfig):
     tokenizer: str | None = None
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     timeout_s: float = Field(default=1800.0, gt=0)
-    price_prompt_usd: float = Field(default=0.0, ge=0)
-    price_completion_usd: float = Field(default=0.0, ge=0)
+    price_prompt_usd: float | None = Field(default=None, ge=0)
+    price_completion_usd: float | None = Field(default=None, ge=0)
     price_train_usd: float = Field(default=0.0, ge=0)
 
     @property

@@ -23,6 +23,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -45,6 +47,7 @@ from midstream.core.http import Endpoint, redacted, retry, retry_after_s
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.core.version import __version__
+from midstream.engines.openai.limits import SHOWN_WAIT_S, Reservation, limits_of
 from midstream.engines.openai.providers import PROVIDERS, price_of
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
@@ -63,6 +66,7 @@ from midstream.engines.openai.server import (
     ADAPTERS_KEPT,
     ModelContext,
     change_adapter,
+    estimated_tokens,
     write_adapter,
 )
 from midstream.engines.openai.settings import REFUSES_ALL, OpenAIConfig, refusal_advice, start_advice
@@ -245,7 +249,7 @@ class OpenAICompatibleEngine:
 
         async def attempt() -> list[list[float]]:
             session, slots = await self._endpoint.join(self, self.config.max_concurrency)
-            async with slots, self._send(session, "embeddings", body) as (response, _):
+            async with slots, self._send(session, "embeddings", body, Reservation(len(body) // 4)) as (response, _):
                 return checked_vectors(await self._read_object(response, self._model), len(texts))
 
         return await self._retry(attempt, f"{self.name} at {self._base_url}")
@@ -261,7 +265,8 @@ class OpenAICompatibleEngine:
 
         async def attempt() -> ForwardedReply:
             session, slots = await self._endpoint.join(self, self.config.max_concurrency)
-            sent = self._send(session, request.path, body, request.method, request.content_type)
+            place = Reservation(len(body) // 4 if "json" in request.content_type else 0)
+            sent = self._send(session, request.path, body, place, request.method, request.content_type)
             async with slots, sent as (response, _):
                 answer = bytes(await _read_body(response))
             data, status = decode_body(answer), response.status
@@ -275,9 +280,9 @@ class OpenAICompatibleEngine:
             kind = response.headers.get("content-type", "application/octet-stream")
             for event in EventParser().feed(answer) if "event-stream" in kind else ():
                 data = decode_body(event.encode()) if '"usage"' in event else data
-            usage = usage_in(data)
-            if request.path == "completions":
-                usage = self._priced(usage)
+            usage = usage_in(data, response.headers.get("x-litellm-response-cost", ""))
+            if request.path == "completions" and not usage.cost_usd:
+                usage = usage.model_copy(update={"cost_usd": self._cost_usd(usage)})
             return ForwardedReply(status=status, content_type=kind, body=answer, usage=usage)
 
         what = f"{self.name} at {self._base_url}"
@@ -344,7 +349,7 @@ class OpenAICompatibleEngine:
 
         async def attempt() -> tuple[int, str]:
             session, _ = await self._endpoint.join(self, self.config.max_concurrency)
-            async with self._send(session, path, json.dumps(body).encode()) as (response, _):
+            async with self._send(session, path, json.dumps(body).encode(), Reservation(0)) as (response, _):
                 answer = (await _read_body(response)).decode("utf-8", "replace")
             text = redacted(answer[:LONGEST_WORDS], self.config.key())
             # What vLLM's worker reports about the adapter itself is final, though its status is 500.
@@ -356,12 +361,16 @@ class OpenAICompatibleEngine:
 
     async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
-        streamed, model = StreamedReply(), str(out.sent["model"])
+        streamed, model, billed = StreamedReply(), str(out.sent["model"]), ""
+        place = Reservation(estimated_tokens(request, None), request.emit)
         data: JsonObject | None = None
         session, slots = await self._endpoint.join(self, self.config.max_concurrency)
         try:
             # The time that a request waits for its slot does not count.
-            async with slots, self._send(session, out.path, out.body) as (response, clock):
+            async with slots, self._send(session, out.path, out.body, place) as (response, clock):
+                billed = response.headers.get("x-litellm-response-cost", "")
+                if place.waited_s >= SHOWN_WAIT_S:
+                    out.sent["waited_s"] = round(place.waited_s, 1)
                 if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, request, clock)
                 else:
@@ -373,13 +382,14 @@ class OpenAICompatibleEngine:
         try:
             whole = streamed.whole() if data is None else data
             relayed = request.options is not None and not self.config.token_ids
-            reply = checked_reply(whole, token_ids=self.config.token_ids, relayed=relayed)
+            reply = checked_reply(whole, billed, token_ids=self.config.token_ids, relayed=relayed)
         except UnsupportedError as failure:
             if not self._exact:
                 raise
             # It gave ids before, so this is one broken answer.
             raise TransientError(failure.what) from failure
         self._replied, self._exact = True, self.config.token_ids
+        place.tokens = reply.prompt_tokens + reply.completion_tokens or place.tokens
         self._refuse_key_in(json.dumps(whole, ensure_ascii=False))
         if relayed and not unfit(whole):
             reply = replace(reply, body=whole)
@@ -460,10 +470,11 @@ class OpenAICompatibleEngine:
         session: aiohttp.ClientSession,
         path: str,
         body: bytes,
+        place: Reservation,
         method: str = "POST",
         content_type: str = "application/json",
     ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
-        """Send one request; its answer can be read in the block, which has `timeout_s` seconds.
+        """Send one request when it is its turn; its answer can be read in the block, which has `timeout_s` seconds.
 
         Raises `TransientError` or `EngineError` for everything that breaks below the protocol, also in the block.
         """
@@ -477,6 +488,9 @@ class OpenAICompatibleEngine:
         headers = {"Content-Type": content_type} | _HEADERS | self.config.key_header()
         # Sent as it is written.
         url = URL(f"{self._base_url}/{path}", encoded=True)
+        limits = limits_of(url.origin(), blake2b(key.encode()).digest())
+        place.limits = self.config.requests_per_minute or inf, self.config.tokens_per_minute or inf
+        await limits.turn(place)
         # A redirect could carry the key to another server.
         sent = session.request(
             method, url, data=body or None, headers=headers, allow_redirects=False, auto_decompress=False
@@ -484,6 +498,7 @@ class OpenAICompatibleEngine:
         try:
             async with asyncio.timeout(self.config.timeout_s) as clock, sent as response:
                 self._reached = True
+                limits.read(place, response.status, response.headers)
                 yield response, clock
         except aiohttp.ClientError as failure:
             # Before TimeoutError: a connection's time-out is both.
@@ -554,10 +569,12 @@ class OpenAICompatibleEngine:
             fix = start_advice(self.config)
         raise EngineError(what, code=code, fix=fix) from failure
 
-    def _priced(self, usage: Usage) -> Usage:
+    def _cost_usd(self, usage: Usage, cached_tokens: int = 0) -> float:
         prompt_usd, completion_usd = price_of(self.config)
         cost = usage.prompt_tokens * prompt_usd + usage.completion_tokens * completion_usd
-        return usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage
+        if self.config.price_cached_usd is not None:
+            cost -= cached_tokens * (prompt_usd - self.config.price_cached_usd)
+        return cost / 1e6
 
     def _call(
         self,
@@ -569,6 +586,7 @@ class OpenAICompatibleEngine:
         error: ErrorInfo | None = None,
     ) -> Call:
         usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
+        cost_usd = self._cost_usd(usage, reply.cached_tokens) if reply.cost_usd is None else reply.cost_usd
         return request.answered(
             self.name,
             reply.text,
@@ -577,7 +595,7 @@ class OpenAICompatibleEngine:
             logprobs=reply.logprobs,
             policy_version=version,
             finish_reason=reply.finish_reason,
-            usage=self._priced(usage),
+            usage=usage.model_copy(update={"cost_usd": cost_usd}) if cost_usd else usage,
             sent=out.sent,
             reply=reply.body,
             failures=tuple(failures),

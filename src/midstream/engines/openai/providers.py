@@ -135,14 +135,21 @@ class ListedPrice(Settings):
     origin: str
 
 
-def find_price(provider: ProviderName, model: str) -> ListedPrice | None:
-    """Find the price of a provider's model in midstream's list; None if it is not there."""
-    table = price_list().get(provider, {"models": {}})
-    if model not in table["models"]:
-        return None
-    prompt_usd, completion_usd = table["models"][model]
-    origin = f"midstream's prices of {table['as_of']}"
-    return ListedPrice(model=f"{provider}/{model}", prompt_usd=prompt_usd, completion_usd=completion_usd, origin=origin)
+def find_price(provider: ProviderName, model: str, host: str, recorded: ListedPrice | None) -> ListedPrice | None:
+    """Find the price of a provider's model in midstream's list; None if it is not there.
+
+    Another `host` has that of any provider's model of this name, or "PROVIDER/NAME", unless it serves local models.
+    A `recorded` price stays until the model or the server is another.
+    """
+    name, tables = f"{provider}/{model}" + f" at {host}" * bool(host), price_list()
+    if recorded is not None and recorded.model == name:
+        return recorded
+    for known in (provider, *(tables if host and not PROVIDERS[provider].start else ())):
+        table = tables.get(known, {"models": {}})
+        if price := table["models"].get(model.removeprefix(f"{known}/") if host else model):
+            origin = f"midstream's prices of {table['as_of']}" + f" for {known}; {host} may have others" * bool(host)
+            return ListedPrice(model=name, prompt_usd=price[0], completion_usd=price[1], origin=origin)
+    return None
 
 
 @cache

@@ -61,6 +61,8 @@ class CheckedReply:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt's, those that the server read from its cache
+    cost_usd: float | None = None  # if the server states it
     prompt_ids: tuple[int, ...] = ()
     completion_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -101,8 +103,10 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
     return status, text, too_long
 
 
-def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool, relayed: bool = False) -> CheckedReply:
-    """The first choice of a body that came with status 200.
+def checked_reply(
+    data: Mapping[str, JsonValue], billed: str, *, token_ids: bool, relayed: bool = False
+) -> CheckedReply:
+    """The first choice of a body that came with status 200; `billed` is its cost by LiteLLM's header, "" without one.
 
     It may lack a text where it is `relayed` to an agent, which may have asked for audio. Raises `TransientError` if it
     is no completion, `UnsupportedError` if it is one without the requested token ids.
@@ -112,13 +116,12 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool, relayed: bo
         raise TransientError("the answer holds no choice" if data else "the answer is cut off or not JSON")
     if relayed and not all(isinstance(other, dict) for other in choices):
         raise TransientError("the answer holds a choice that is not an object")
-    usage = usage_in(data)
+    usage = _object(data, "usage")
     finish_reason = choice.get("finish_reason")
     # OpenRouter's, where a provider broke down in the middle.
     if finish_reason == "error":
         raise TransientError("the answer ended in an error")
-    message = choice.get("message")
-    message = message if isinstance(message, dict) else {}
+    message = _object(choice, "message")
     content = message.get("content", choice.get("text"))
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, dict))
@@ -138,10 +141,35 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool, relayed: bo
     return CheckedReply(
         text=_valid_unicode(text),
         finish_reason=_valid_unicode(finish_reason) if isinstance(finish_reason, str) else "",
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(_object(usage, "prompt_tokens_details").get("cached_tokens")),
+        cost_usd=_stated_cost(usage, billed),
         **exact,
     )
+
+
+def _stated_cost(usage: Mapping[str, JsonValue], billed: str) -> float | None:
+    """The dollars that OpenRouter states in a body, LiteLLM in a header."""
+    if (cost := _dollars(usage.get("cost"))) is None:
+        # The header of a stream was sent before its cost was known.
+        return _dollars(billed) or None
+    # With a key of its provider, OpenRouter's cost is its fee.
+    details = _object(usage, "cost_details") if usage.get("is_byok") is True else {}
+    return cost + (_dollars(details.get("upstream_inference_cost")) or 0.0)
+
+
+def _dollars(value: object) -> float | None:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if 0 <= number < 1e6 else None
+
+
+def _object(data: Mapping[str, JsonValue], name: str) -> JsonObject:
+    value = data.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[float]]:
@@ -184,11 +212,11 @@ def _valid_unicode(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def usage_in(data: Mapping[str, JsonValue]) -> Usage:
-    """The tokens that an answer says were used, in the words of chat completions or of the Responses API."""
-    usage = data.get("usage")
-    counts = [usage.get(a, usage.get(b)) for a, b in _USAGE] if isinstance(usage, dict) else [0, 0]
-    return Usage(prompt_tokens=_count(counts[0]), completion_tokens=_count(counts[1]))
+def usage_in(data: Mapping[str, JsonValue], billed: str) -> Usage:
+    """What an answer of any API says that it used, in the words of chat completions or of the Responses API."""
+    usage = _object(data, "usage")
+    prompt, completion = (_count(usage.get(name, usage.get(other))) for name, other in _USAGE)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cost_usd=_stated_cost(usage, billed) or 0.0)
 
 
 def _count(value: object) -> int:
@@ -220,8 +248,7 @@ def _token_fields(data: Mapping[str, JsonValue], choice: Mapping[str, JsonValue]
 
 def listed_logprobs(choice: Mapping[str, JsonValue]) -> list[JsonValue] | None:
     """The log-probabilities of a choice, unchecked: a chat's in `content`, another completion's in `token_logprobs`."""
-    field = choice.get("logprobs")
-    field = field if isinstance(field, dict) else {}
+    field = _object(choice, "logprobs")
     content = field.get("content")
     if isinstance(content, list):
         return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]

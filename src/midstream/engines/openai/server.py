@@ -53,7 +53,7 @@ class ModelContext:
 
     async def check(self, request: Request, ids: Sequence[int] | None) -> None:
         """Raise `PromptTooLongError` if the request is too long for the model, as far as this is known."""
-        size = _size(request, ids, CHARACTERS_PER_TOKEN if self._alone else _MOST_CHARACTERS)
+        size = estimated_tokens(request, ids, CHARACTERS_PER_TOKEN if self._alone else _MOST_CHARACTERS)
         if self.tokens is None and not self._asked and size - (request.max_tokens or 0) > _SHORT:
             self._asked = True
             self.tokens = await served_context(self._config)
@@ -68,10 +68,10 @@ class ModelContext:
 
     def is_exceeded(self, request: Request, ids: Sequence[int] | None) -> bool:
         """Whether a refused request, by a rough count, was too long for the context that the server gives."""
-        return self.tokens is not None and _size(request, ids, CHARACTERS_PER_TOKEN) > self.tokens
+        return self.tokens is not None and estimated_tokens(request, ids) > self.tokens
 
 
-def _size(request: Request, ids: Sequence[int] | None, characters: int) -> int:
+def estimated_tokens(request: Request, ids: Sequence[int] | None, characters: int = CHARACTERS_PER_TOKEN) -> int:
     """Tokens of prompt and reply; without ids, `characters` of the prompt's text count as one."""
     if ids is not None:
         return len(ids) + (request.max_tokens or 0)

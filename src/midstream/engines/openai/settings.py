@@ -60,9 +60,12 @@ class OpenAIConfig(EngineConfig):
             `--logprobs-mode processed_logprobs` returns them correctly
         context_tokens: the most tokens of prompt and reply together, four characters counted as one; by default as the
             server reports. Set it for a server that cuts longer prompts silently
-        price_prompt_usd: dollars per million prompt tokens; a price that is set here is the only one used
+        requests_per_minute: the most requests in any 60 seconds; engines with one address and key share the smallest
+        tokens_per_minute: the most tokens, likewise; a request counts `max_tokens` until its reply says what it used
+        price_prompt_usd: dollars per million prompt tokens, 0 for a model of your own (see "Prices")
         price_completion_usd: dollars per million completion tokens
-        listed_price: set by midstream: the price in its list (see "Prices") if neither of these two is set
+        price_cached_usd: dollars per million prompt tokens that the server read from its cache; by default as others
+        listed_price: set by midstream: the price in its list if neither of the first two is set
         extra_body: added to every request as it is
         serve: the run starts the provider's server of the model at `base_url` and ends it; the value is more options of
             that server, or `""`
@@ -82,8 +85,11 @@ class OpenAIConfig(EngineConfig):
     stream: bool = False
     token_ids: bool = False
     context_tokens: int | None = Field(default=None, ge=1)
-    price_prompt_usd: float = Field(default=0.0, ge=0)
-    price_completion_usd: float = Field(default=0.0, ge=0)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    price_prompt_usd: float | None = Field(default=None, ge=0)
+    price_completion_usd: float | None = Field(default=None, ge=0)
+    price_cached_usd: float | None = Field(default=None, ge=0)
     listed_price: ListedPrice | None = None
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
     serve: str | None = None
@@ -133,25 +139,15 @@ class OpenAIConfig(EngineConfig):
 
     @model_validator(mode="after")
     def _look_up_price(self) -> OpenAIConfig:
-        price, named = self.listed_price, self.model_fields_set & {"price_prompt_usd", "price_completion_usd"}
-        # A run records all three; a price of 0 in the settings is one too.
-        if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
-            price = None
-        elif not (self.is_own or urlsplit(self.base_url).hostname in LOOPBACK):
-            # Nobody knows who bills there; on loopback it is a proxy in front of the provider.
-            price = None
-        elif price is None or price.model != f"{self.provider}/{self.model}":
-            # A recorded one stays until the model is changed.
-            price = find_price(self.provider, self.model)
+        host = "" if self.is_own else urlsplit(self.base_url).hostname or ""
+        price = None if super().priced else find_price(self.provider, self.model, host, self.listed_price)
         object.__setattr__(self, "listed_price", price)
         return self
 
     @property
     def priced(self) -> bool:
-        """A server on this machine, or one that wants no key, costs nothing."""
-        free = not self.api_key_env or urlsplit(self.base_url).hostname in LOOPBACK
-        listed = self.listed_price is not None
-        return free or listed or bool(self.price_prompt_usd or self.price_completion_usd)
+        """OpenRouter states the cost of each reply. What a server on this machine costs, only its owner knows."""
+        return super().priced or self.listed_price is not None or (self.provider == "openrouter" and self.is_own)
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""
