@@ -69,6 +69,7 @@ class Bench:
             validation=self.build.set_tasks(self.build.recipe.evaluation.validation),
             seed=SEED,
             report=lambda text: None,
+            learned=lambda tasks: None,
         )
 
     async def success(self, lesson_set: LessonSet) -> float:

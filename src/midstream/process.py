@@ -23,7 +23,7 @@ from midstream.core.errors import BudgetError, MidstreamError, RecipeError, Refu
 from midstream.core.events import AgentBuilt, Listener, Note, Work
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.engines.local.settings import require_torch
-from midstream.recipe.build import Build, prompt_notes, unset_keys
+from midstream.recipe.build import Build, sampling_notes, unset_keys
 from midstream.recipe.check import wrappers_of
 from midstream.recipe.inputs import check_inputs
 from midstream.recipe.lessons import unproven
@@ -362,5 +362,5 @@ def announce(work: Work, build: Build, listener: Listener) -> None:
     for where, wrapper in wrappers_of(build.recipe):
         if wrapper_config(wrapper).everywhere:
             listener(Note(f"{where} changes the tool in evaluations, too, and may know the gold answers"))
-    for note in prompt_notes(build.recipe):
+    for note in sampling_notes(build.recipe):
         listener(Note(note))

@@ -445,19 +445,6 @@ def test_a_long_result_is_cut_once_as_it_enters_memory():
     assert all(turn.observation and len(turn.observation.text) == 4006 for turn in trajectory.turns)
 
 
-def test_json_enters_memory_and_the_trajectory_as_the_agents_setting_says():
-    class Table(Echo):
-        async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-            return ToolResult(text='[{"town": "York", "height": 105}, {"town": "Leeds", "height": 98}]')
-
-    modules = Modules()
-    trajectory = run(modules, Table(), max_turns=1, observation_format="auto")
-    written = "[2]{town,height}:\n  York,105\n  Leeds,98"
-    assert [turn.observation.text for turn in trajectory.turns if turn.observation] == [written]
-    assert [newest.result for *_, newest in modules.shown_to("verifier")] == [written]
-    assert [record.result for _, memory in modules.shown_to("generator") for record in memory.records] == [written]
-
-
 def test_an_engine_that_keeps_the_deadline_says_what_it_asked():
     """Its clock and the run's stand at the same time: the run's lets it speak first."""
 

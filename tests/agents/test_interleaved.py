@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.agent import RunContext
@@ -24,7 +22,6 @@ from midstream.core.events import TurnEvent
 from midstream.core.stream import is_strict, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Call, Command, ErrorInfo, Trajectory, Usage, without_clocks
 from midstream_worlds.scripted_engine import ScriptedEngine
 from support.http_engine import engine_for
@@ -68,17 +65,6 @@ def test_a_reply_with_a_call_is_a_turn_and_the_last_reply_closes():
     assert (trajectory.answer, trajectory.stop_reason, trajectory.status) == ("5", "answered", "ok")
     assert [call.completion for call in trajectory.closing_calls] == [LAST]
     assert is_strict(stream_of(trajectory), load_template("artist-math"))
-
-
-def test_json_enters_the_stream_as_the_agents_setting_says():
-    class Table(Shout):
-        async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-            return ToolResult(text='[{"town": "York", "height": 105}, {"town": "<output>", "height": 98}]')
-
-    trajectory = play(ScriptedEngine([ONE, LAST]), tools=[Table()], observation_format="auto")
-    assert trajectory.turns[0].appended == (
-        "\n<output>\n[2]{town,height}:\n  York,105\n  \\u003coutput>,98\n</output>\n"
-    )
 
 
 def test_the_prompt_holds_the_question_and_the_tool_and_stays_as_it_is():

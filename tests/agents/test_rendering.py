@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
-import toon_format
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.agents.rendering import PromptTemplate, render_memory, result_writer
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.agents.rendering import PromptTemplate, render_memory
+from midstream.core.errors import RecipeError
 from midstream.core.text import to_json
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
 from support.chat_tokens import FAMILIES
@@ -202,49 +200,6 @@ def test_code_and_what_is_unsafe_read_well():
     assert r"if a < b:\n    print('\u003cb>')" in text
 
 
-# --- results of tools -------------------------------------------------------------------------------------------------
-
-
-@given(value=st.lists(values, max_size=4) | st.dictionaries(texts, values, max_size=4))
-def test_a_result_keeps_its_value_in_every_form(value: object):
-    text = json.dumps(value, indent=1)
-    assert result_writer("json")(text) == text
-    for form in ("toon", "auto"):
-        written = result_writer(form)(text)
-        try:
-            assert json.loads(written) == value
-        except ValueError:
-            assert toon_format.decode(written) == value
-
-
-def test_auto_takes_the_form_of_fewest_tokens():
-    table = [{"name": f"file {number}", "bytes": number, "kind": "text"} for number in range(9)]
-    write = result_writer("auto")
-    assert write(json.dumps(table)).startswith("[9]{name,bytes,kind}:\n  file 0,0,text\n")
-    assert write('{"weeks": [[1, 2], [3, 4]]}') == '{"weeks":[[1,2],[3,4]]}'
-    assert result_writer("toon")('{"weeks": [[1, 2], [3, 4]]}') == "weeks[2]:\n  - [2]: 1,2\n  - [2]: 3,4"
-
-
-@pytest.mark.parametrize("text", ["", "57", "null", '"a"', "{not JSON}", "[1, NaN]", '{"a": 1e999}', "[" * 9999])
-def test_a_result_that_is_no_json_object_or_list_stays(text: str):
-    assert result_writer("toon")(text) == result_writer("auto")(text) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['{"a": 1,  "a": 2}', '[{"b": {"a": 1, "a": 1}}]', "[12345678901234567.5,  1]", "[1e-400,  1]", f"[1e{9**30},  1]"],
-)
-def test_a_result_that_only_its_own_text_keeps_stays(text: str):
-    assert result_writer("toon")(text) == result_writer("auto")(text) == text
-
-
-def test_toon_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "toon_format", None)
-    assert result_writer("json")("{}") == "{}"
-    with pytest.raises(UnsupportedError, check=coded("missing-extra", "toon-format")):
-        result_writer("auto")
-
-
 # --- prompt files: what they must hold, and what values can do in them ------------------------------------------------
 
 PROMPT_LAYOUT = ("query", "memory")
@@ -292,51 +247,13 @@ def test_a_prompt_file_with_unknown_missing_or_repeated_places_is_refused(tmp_pa
     assert ("0 lines <!-- user -->" in caught.value.what) == ("user" not in text)
 
 
-LONG = "x" * 1_234
-
-
 @pytest.mark.parametrize(
-    ("text", "lost"),
-    [
-        ("{{lessons}}\n<!-- user -->\n{{query}} {{analysis}} {{memory}} Now answer.", ""),
-        (f"{LONG}<!-- user -->\n{{{{query}}}} {{{{memory}}}}", ""),
-        ("<!-- user -->\n{{memory}} {{query}}", "turns do not share {{query}} after {{memory}}"),
-        (
-            "<!-- user -->\n{{query}} {{lessons}} {{memory}}",
-            "tasks do not share {{lessons}} after {{query}}",
-        ),
-        (
-            f"<!-- user -->\n{{{{query}}}}{{{{memory}}}}{LONG}",
-            "tasks do not share 1,234 characters of text after {{query}}; "
-            "turns do not share 1,234 characters of text after {{memory}}",
-        ),
-        (
-            "{{memory}}\n<!-- user -->\n{{analysis}} {{query}} {{lessons}}",
-            "tasks do not share {{lessons}} after {{memory}}; "
-            "turns do not share {{analysis}}, {{query}}, {{lessons}} after {{memory}}",
-        ),
-    ],
+    "text", ["<!-- user -->\n{{memory}} {{query}}", "{{memory}}\n<!-- user -->\n{{analysis}} {{query}} {{lessons}}"]
 )
-def test_values_stand_freely_and_what_is_not_shared_is_said(tmp_path: Path, text: str, lost: str):
+def test_values_stand_freely(tmp_path: Path, text: str):
     made = template(tmp_path, text)
-    assert made.lost_sharing() == lost
     shown = "".join(message.content for message in made.messages({"query": "QQ", "memory": "MM", "analysis": "AA"}))
     assert all(value in shown for value in ("QQ", "MM"))
-
-
-@pytest.mark.parametrize(
-    ("role", "layout"),
-    [
-        ("planner", ("tools", "query", "memory")),
-        ("executor", ("tools", "action")),
-        ("executor_code", ("tools", "action")),
-        ("verifier", ("tools", "query", "memory")),
-        ("generator", ("query", "memory")),
-        ("analyst", ("tools", "query")),
-    ],
-)
-def test_the_prompts_that_ship_share_all_they_can(role: str, layout: tuple[str, ...]):
-    assert PromptTemplate(role, layout).lost_sharing() == ""
 
 
 def test_a_prompt_file_that_cannot_be_read_is_refused(tmp_path: Path):

@@ -12,7 +12,7 @@ from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation.settings import SetConfig
-from midstream.recipe.build import Build, prompt_notes
+from midstream.recipe.build import Build
 from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
@@ -260,12 +260,3 @@ def test_a_set_that_cannot_be_drawn_is_found_before_anything_starts(ten_steps):
     chosen = recipe(ten_steps, 'evaluation.sets=[{name="test", per_family=300, families=["lookup"]}]')
     with Build(chosen) as build, pytest.raises(RecipeError, check=coded("too-few-tasks", "'lookup'")):
         parts_of(build)
-
-
-def test_a_prompt_file_that_loses_sharing_is_named(tmp_path):
-    own = tmp_path / "own.md"
-    own.write_text("<!-- user -->\n{{memory}}\n{{query}}", encoding="utf-8")
-    server = ["engines.model.model=m", "engines.model.base_url=http://localhost:1/v1"]
-    notes = prompt_notes(load_recipe("agentflow-prompted", [*server, f"agent.generator.prompt_file={own}"]))
-    assert notes == ["agent.generator.prompt_file: turns do not share {{query}} after {{memory}}"]
-    assert prompt_notes(load_recipe("agentflow-prompted", server)) == []

@@ -10,7 +10,7 @@ from midstream import api
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import sampling_name
-from midstream.recipe.build import Build, prompt_notes
+from midstream.recipe.build import Build, sampling_notes
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
@@ -44,11 +44,11 @@ def test_only_where_weights_are_trained_the_recipes_sampling_replaces_the_agents
     with Build(recipe) as build:
         assert build.environment().sampling == Sampling(temperature=1.0, max_tokens=110)
         assert build.environment(temperature=0).sampling == Sampling(temperature=0, max_tokens=110)
-    assert len(prompt_notes(recipe)) == 1
+    assert len(sampling_notes(recipe)) == 1
     recipe = recipe.model_copy(update={"training": None})
     with Build(recipe) as build:
         assert [build.environment(temperature=temperature).sampling for temperature in (None, 0.5)] == [None, 0.5]
-    assert not prompt_notes(recipe)
+    assert not sampling_notes(recipe)
 
 
 def test_an_agent_of_another_program_is_evaluated_at_its_own_temperature() -> None:

@@ -92,5 +92,5 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(case):
 def test_settings_of_the_other_kind_of_agent_are_named():
     with pytest.raises(RecipeError, check=coded("recipe-invalid", "agent.memory_update = 'every_turn'")) as refused:
         config.load_recipe("artist-tiny", ["agent.memory_update=every_turn"])
-    known = "max_turns, max_tokens, observation_format, stray_calls, tools, answer_s, type, template, policy, lessons"
+    known = "max_turns, max_tokens, stray_calls, tools, answer_s, type, template, policy, lessons"
     assert f"known keys here: {known}" in str(refused.value)

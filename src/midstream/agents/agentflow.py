@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.rendering import ResultForm, result_writer, smaller_memories
+from midstream.agents.rendering import smaller_memories
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.agent import Analyst, Executor, Generator, ModuleContext, Planner, RunContext, Verifier
 from midstream.core.data import Settings
@@ -36,15 +36,12 @@ class LoopConfig(Settings):
             recorded)
         memory_result_tokens: the most tokens of a result in memory, at four characters a token; the trajectory keeps
             all of it
-        observation_format: how prompts hold results that are JSON: `json` (as the tool wrote them), `toon`, or `auto`
-            (fewer tokens); the last two need the extra `toon`
         answer_s: seconds that the generator has for the answer, even after `rollout.deadline_s`
     """
 
     max_turns: int = Field(default=3, ge=1)
     memory_update: Literal["every_turn", "on_continue"] = "every_turn"
     memory_result_tokens: int = Field(default=4000, ge=1)
-    observation_format: ResultForm = "json"
     answer_s: float = Field(default=120.0, gt=0)
 
 
@@ -60,9 +57,6 @@ class AgentFlowLoop(RecordedAgent):
     config: LoopConfig
     code_runner: ProgramRunner | None = None
     name: str = "agentflow"
-
-    def __post_init__(self) -> None:
-        self.write_result = result_writer(self.config.observation_format)
 
     async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Algorithm 1: turns until a STOP verdict or a limit, then the answer."""
@@ -136,7 +130,7 @@ class AgentFlowLoop(RecordedAgent):
             else:
                 tool = next(tool for tool in tools if tool.name == command.tool)
                 if command.code is None:
-                    draft.observation, calls = await observe(tool, command.arguments, self.write_result)
+                    draft.observation, calls = await observe(tool, command.arguments)
                 else:
                     assert self.code_runner is not None, "recipe/build.py gives one to an agent that writes code"
                     draft.observation, calls = await self.code_runner.run(command.code, tool)

@@ -20,7 +20,6 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from midstream.agents.calls import WrittenCall, read_calls, stray_calls, tools_by_name
-from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.stream_policy import Stream, StreamPolicy, stopped_at_mark
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.agent import ModuleContext, RunContext
@@ -46,8 +45,6 @@ class StreamConfig(Settings):
     Attributes:
         max_turns: the most replies that call tools, in a dialogue for each user turn
         max_tokens: the most tokens after the prompt, sampled and appended
-        observation_format: how the stream holds results that are JSON: `json` (as the tool wrote them), `toon`, or
-            `auto` (fewer tokens); the last two need the extra `toon`
         stray_calls: a call in JSON outside the template's marks: `malformed`, of which the policy reads, or `run`, as
             if it were inside; only in templates whose calls are JSON and whose output is a message, and not in
             dialogues
@@ -57,7 +54,6 @@ class StreamConfig(Settings):
 
     max_turns: int = Field(default=10, ge=1)
     max_tokens: int = Field(default=8000, ge=1)
-    observation_format: ResultForm = "json"
     stray_calls: Literal["malformed", "run"] = "malformed"
     tools: dict[str, str] = {}
     answer_s: float = Field(default=120.0, gt=0)
@@ -72,7 +68,6 @@ class InterleavedLoop(RecordedAgent):
         self, *, policy: StreamPolicy, template: Template, config: StreamConfig, name: str = "interleaved"
     ) -> None:
         self.policy, self.template, self.config, self.name = policy, template, config, name
-        self.write_result = result_writer(config.observation_format)
 
     async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools and lessons clash."""
@@ -87,7 +82,6 @@ class _StreamRun:
 
     def __init__(self, agent: InterleavedLoop, record: RunRecord, context: RunContext) -> None:
         self.policy, self.template, self.config = agent.policy, agent.template, agent.config
-        self.write_result = agent.write_result
         self.context, self.dialogue, self.record = context, context.dialogue, record
         self.user: UserTurn | None = None
         # Replies with calls in this user turn: each user turn has its own limit.
@@ -235,9 +229,7 @@ class _StreamRun:
             assert draft.command is not None, "a call that can be read has a command"
             try:
                 async with until(self.context.deadline_s):
-                    draft.observation, inner = await observe(
-                        self.tools[call.tool], draft.command.arguments, self.write_result
-                    )
+                    draft.observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
                 draft.add_calls(inner)
             except DeadlineError:
                 if not self._begin_last():

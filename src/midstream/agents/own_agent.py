@@ -155,7 +155,7 @@ class CallableTool:
         draft.command = Command(tool=self.name, arguments=arguments, error=problem)
         draft.add("command", emit)
         if problem is None:
-            draft.observation, calls = await observe(self._tool, arguments, str)
+            draft.observation, calls = await observe(self._tool, arguments)
             draft.add_calls(calls)
         else:
             draft.observation = Observation(status="error", text=problem)

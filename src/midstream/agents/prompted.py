@@ -70,8 +70,6 @@ class PromptedModule:
         self.config = config
         self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file, package=self.package)
         self.shows_lessons = self._template.shows_lessons
-        # A run whose recipe names a prompt file of its own shows it first.
-        self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""
 
     def prompt_form(self, tools: Sequence[Tool], lessons: str, place: Callable[[str], str]) -> tuple[Message, ...]:
         """The prompt with `place("query")` and the like where something changes from turn to turn."""

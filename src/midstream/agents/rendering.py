@@ -12,34 +12,20 @@ Two properties hold for any text that a tool or model may have produced:
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
-from pydantic import JsonValue
-
-from midstream.core.data import JsonObject
-from midstream.core.errors import RecipeError, needs_extra
+from midstream.core.errors import RecipeError
 from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text, shipped_prompt
 from midstream.core.tool import Tool
 from midstream.core.tool_calls import cut_result
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Message
 
-ResultForm = Literal["json", "toon", "auto"]
-
-# How tokenizers such as GPT-4's and Qwen's split text before they merge characters: words, digits, signs, spaces.
-_PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
 _USER_PART = re.compile(r"<!-- user -->[ \t]*\n")
-# Values that differ between tasks, and between turns.
-_OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")
 # Characters: shorter results are not cut further, their turns are left out.
 _SHORTEST_RESULT = 200
-# Characters after the memory that are not worth a note.
-_SHORT_TAIL = 200
 
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
@@ -52,8 +38,8 @@ def prompt_text(role: str, override: Path | None = None, *, package: str = "mids
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
-    Values may stand in any order and in either part; an empty part is not sent. `lost_sharing` says what an order
-    costs: an engine computes only the beginning that two prompts have in common once.
+    Values may stand in any order and in either part; an empty part is not sent. An engine computes only the beginning
+    that two prompts have in common once, so what differs belongs at the end.
 
     Args:
         role: names the file that ships with midstream.
@@ -89,21 +75,6 @@ class PromptTemplate:
         user = Message(role="user", content=fill(self._user, values).rstrip("\n"))
         return tuple(message for message in (system, user) if message.content)
 
-    def lost_sharing(self) -> str:
-        """What successive prompts repeat and do not share, since it stands after what differs; "" if nothing does."""
-        texts, names = (PLACE.split(self._system + self._user)[start::2] for start in (0, 1))
-        lost = []
-        for prompts, changing in (("tasks", _OF_TASK + _OF_TURN), ("turns", _OF_TURN)):
-            first = next((place for place, name in enumerate(names) if name in changing), len(names))
-            late = [name for name in names[first:] if name not in changing]
-            length = sum(map(len, texts[first + 1 :]))
-            repeated = [_places(late)] if late else []
-            repeated += [f"{length:,} characters of text"] if length > _SHORT_TAIL else []
-            if repeated:
-                after = _places(names[first : first + 1])
-                lost.append(f"{prompts} do not share {' and '.join(repeated)} after {after}")
-        return "; ".join(lost)
-
 
 def _places(names: Sequence[str]) -> str:
     return ", ".join(f"{{{{{name}}}}}" for name in names)
@@ -124,55 +95,6 @@ def render_tools(tools: Sequence[Tool]) -> str:
     """A line of JSON for each tool: name, description, parameters. Escaped like memory: a tool may be anyone's."""
     fields = ("name", "description", "parameters")
     return "\n".join(to_json({field: getattr(tool, field) for field in fields}) for tool in tools)
-
-
-def result_writer(form: ResultForm) -> Callable[[str], str]:
-    """The function that writes a tool's result for prompts: JSON objects and lists in `form`, other text unchanged.
-
-    Unchanged too: JSON that repeats a key, or has a number of more digits than a float keeps.
-
-    `json` leaves the tool's text; `toon` is token-oriented object notation; `auto` is the shortest of the tool's text,
-    JSON without spaces, and TOON. It counts the pieces into which tokenizers split text first: fewer characters are
-    often more tokens, as in TOON of nested objects (benchmarks/toon.py).
-
-    Raises `UnsupportedError` if TOON's library is not installed.
-    """
-    if form == "json":
-        return str
-    what = f"agent.observation_format = {form!r} needs the library toon-format, which is not installed"
-    with needs_extra(what, "toon", ', or set observation_format = "json"'):
-        import toon_format
-
-    def unique(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            raise ValueError("a key stands twice")
-        return table
-
-    def exact(digits: str) -> float:
-        if Decimal(digits) != Decimal(repr(float(digits))):
-            raise ValueError(f"a float is not {digits}")
-        return float(digits)
-
-    def write(text: str) -> str:
-        if not text.lstrip().startswith(("{", "[")):
-            return text
-        try:
-            value = json.loads(text, object_pairs_hook=unique, parse_float=exact)
-            toon = toon_format.encode(value)
-            if toon_format.decode(toon) != value:
-                # It holds NaN or an infinite number.
-                return text
-        except (ValueError, ArithmeticError, RecursionError):
-            # It is not JSON, is too deep, or only its own form keeps all of it.
-            return text
-        if form == "toon":
-            return toon
-        # Not `to_json`: where the text is put into a prompt, it is escaped as any other.
-        compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        return min(text, compact, toon, key=lambda written: len(_PIECE.findall(written)))
-
-    return write
 
 
 # -- what of a run fits its prompts ------------------------------------------------------------------------------------

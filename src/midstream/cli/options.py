@@ -167,7 +167,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from pydantic_core import to_jsonable_python
 
     from midstream.core.events import Note
-    from midstream.recipe.build import Build, prompt_notes, unset_keys
+    from midstream.recipe.build import Build, sampling_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
     from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
@@ -193,6 +193,6 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         elif away:
             print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")
         unset = [f"engines.{name}: {variable} is not set" for name, variable in unset_keys(build).items()]
-        for note in (*prompt_notes(recipe), *unset):
+        for note in (*sampling_notes(recipe), *unset):
             print_warnings(Note(note))
     return 0

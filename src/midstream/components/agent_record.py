@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -214,12 +214,10 @@ class RecordedAgent:
         """Release what the agent holds, here nothing."""
 
 
-async def observe(
-    tool: Tool, arguments: Mapping[str, JsonValue], write: Callable[[str], str]
-) -> tuple[Observation, tuple[Call, ...]]:
-    """A tool's answer to valid arguments, in the form that `write` gives it, and the requests that the tool made."""
+async def observe(tool: Tool, arguments: Mapping[str, JsonValue]) -> tuple[Observation, tuple[Call, ...]]:
+    """A tool's answer to valid arguments, and the requests that the tool made."""
     started, clock = time.time(), time.monotonic()
     result = await call_tool(tool, arguments)
     status, took = "ok" if result.ok else "error", time.monotonic() - clock
-    text, marks = write(result.text), result.marks
+    text, marks = result.text, result.marks
     return Observation(status=status, text=text, started_at=started, duration_s=took, marks=marks), result.calls

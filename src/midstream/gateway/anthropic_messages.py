@@ -124,7 +124,7 @@ def write(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-class Stream:
+class MessageStream:
     """The stream of a reply, in server-sent events."""
 
     def __init__(self, chat: ChatRequest) -> None:
@@ -176,6 +176,9 @@ class Stream:
             yield _event("content_block_start", index=self._blocks.index(place), content_block=block)
         if piece.text or piece.kind != "call":
             yield _event("content_block_delta", index=self._blocks.index(place), delta=change)
+
+
+Stream = MessageStream
 
 
 def _event(kind: str, **fields: object) -> str:

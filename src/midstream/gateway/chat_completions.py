@@ -92,7 +92,7 @@ def write(reply: ChatReply) -> JsonObject:
     }
 
 
-class Stream:
+class CompletionStream:
     """The stream of a reply, in server-sent events."""
 
     def __init__(self, chat: ChatRequest) -> None:
@@ -132,6 +132,9 @@ class Stream:
                 yield forms.sse({**body, "choices": [shown]} | unused)
         if self._chat.include_usage:
             yield forms.sse({**body, "choices": [], "usage": usage})
+
+
+Stream = CompletionStream
 
 
 def error_event(failure: FormError) -> str:

@@ -163,7 +163,7 @@ def _item(kind: str, identifier: str, text: str, status: str, name: str = "") ->
     return {**base, "content": content, "status": status}
 
 
-class Stream:
+class ResponseStream:
     """The stream of a reply, in server-sent events."""
 
     def __init__(self, chat: ChatRequest) -> None:
@@ -236,6 +236,9 @@ class Stream:
         part = item["content"][0]["type"]
         place |= {"content_index": 0} | ({"logprobs": []} if part == "output_text" else {})
         return item, place, f"response.{part}"
+
+
+Stream = ResponseStream
 
 
 def error_event(failure: FormError) -> str:

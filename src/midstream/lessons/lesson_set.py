@@ -203,7 +203,7 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
 
 Table = Mapping[str, Any]
 # Other settings of the agent that its prompts show.
-_LOOP = ("memory_update", "memory_result_tokens", "observation_format", "template", "filter")
+_LOOP = ("memory_update", "memory_result_tokens", "template", "filter")
 _MODEL = ("model", "extra_body", "chat_template_kwargs")
 
 

@@ -370,16 +370,11 @@ def unset_keys(build: Build) -> dict[str, str]:
     return {name: wanted for name, wanted in variables.items() if wanted and not os.environ.get(wanted, "").strip()}
 
 
-def prompt_notes(recipe: Recipe) -> list[str]:
-    """A line for each prompt file with an order that costs shared prefixes, and on sampling that is replaced."""
-    configs: dict[str, Any] = {name: component.config for name, component in recipe.modules.items()}
-    own = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
-    # A prompted module needs no context to be built.
-    lost = {name: config.build(None).lost_sharing for name, config in own.items()}
-    notes = [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
-    if recipe.of_another_program and recipe.training is not None:
-        notes.append("the model samples as agent.sampling says, not as the agent asks, because its weights are trained")
-    return notes
+def sampling_notes(recipe: Recipe) -> list[str]:
+    """A line where the sampling of an agent of another program is replaced."""
+    if not recipe.of_another_program or recipe.training is None:
+        return []
+    return ["the model samples as agent.sampling says, not as the agent asks, because its weights are trained"]
 
 
 @dataclass

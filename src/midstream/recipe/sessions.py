@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from midstream.agents.rendering import result_writer
 from midstream.components.component import Component
 from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, UnsupportedError, name_place
@@ -27,7 +26,7 @@ from midstream.recipe.check import (
     teacher,
 )
 from midstream.recipe.estimate import on_hub
-from midstream.recipe.schema import OwnAgentConfig, Recipe
+from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
 from midstream.training.protocols import TrainableWorld
@@ -95,8 +94,6 @@ def check_work(build: Build, work: Literal["train", "eval", "other"]) -> list[st
         # Its answers stand in for all tools.
         needed = recipe.model_copy(update={"tools": {}})
         assert build.tools is not None
-    if not isinstance(recipe.agent, OwnAgentConfig):
-        result_writer(recipe.agent.observation_format)
     _check_machine(needed, "")
     if work == "other":
         return []
