@@ -227,7 +227,7 @@ def test_a_report_with_too_many_trajectories_of_the_test_names_them(finished_run
     for path in (run / "trajectories").glob("eval-test*-0*"):
         path.write_bytes(path.read_bytes() * 2)
     assert main(["view", str(run), "--file"]) == 0
-    assert "it holds" in capsys.readouterr().err + caplog.text
+    assert "has more trajectories than the other" in capsys.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize(

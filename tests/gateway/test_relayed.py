@@ -419,10 +419,233 @@ def test_a_run_through_the_gateway_is_counted_once():
     async def both():
         async with served(whole) as (engine, _):
             engine.config = engine.config.model_copy(update={"price_prompt_usd": 1e5, "price_completion_usd": 1e5})
-            limited = budgeted(engine, budget, price_prompt=1e5, price_completion=1e5)
+            limited = budgeted(engine, budget, (1e5, 1e5))
             return await run_agent(solve, limited, wrap=lambda agent: BudgetedAgent(agent, budget))
 
     [trajectory] = asyncio.run(both())
     spent = budget.spent()
     # The price is that of a chat.
     assert (spent.calls, spent.cost_usd, trajectory.cost_usd) == (2, 0.7, 0.7)
+
+
+def completion(message: dict[str, Any], **choice: Any) -> dict[str, Any]:
+    return {**REPLY, "choices": [{"index": 0, "message": message, "finish_reason": "stop", **choice}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_was_cut_off_is_an_answer_in_every_api(stream):
+    call = {"id": "call_x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b'}}
+    cut = completion({"role": "assistant", "content": None, "tool_calls": [call]}, finish_reason="length")
+
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response(cut)
+
+    async def both():
+        async with served(answer) as (engine, _), open_session(engine) as (_, session, url), client() as http:
+            hello = [{"role": "user", "content": "Hi"}]
+            statuses = []
+            for api, fields in (
+                ("chat/completions", {"messages": hello}),
+                ("responses", {"input": "Hi"}),
+                ("messages", {"messages": hello, "max_tokens": 5}),
+            ):
+                body = {"model": "policy", "stream": stream, **fields}
+                async with http.post(f"{url}/v1/{api}", json=body) as reply:
+                    statuses.append((reply.status, len(await reply.read()) > 100))
+            record = RunRecord()
+            await session.end(record)
+            return statuses, record, session.failure.cancelled()
+
+    statuses, record, sound = asyncio.run(both())
+    assert statuses == [(200, True)] * 3
+    assert sound
+    assert [turn.command.error for turn in record.turns] == ["the arguments are not a JSON object"] * 3
+
+
+def test_a_chat_under_another_path_does_not_pass_the_record():
+    async def both():
+        async with served(whole) as (engine, received), open_session(engine) as (_, _, url), client() as http:
+            statuses = []
+            for path in ("chat/completions/", "/chat/completions", "v1/chat/completions", "load_lora_adapter"):
+                async with http.post(f"{url}/v1/{path}", json=chat()) as reply:
+                    statuses.append(reply.status)
+            return statuses, received
+
+    statuses, received = asyncio.run(both())
+    assert statuses == [404] * 4
+    assert received == []
+
+
+@pytest.mark.parametrize("path", ["embeddings", "completions"])
+def test_a_run_whose_last_request_another_api_refused_is_not_scored(path):
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no such model"}}, status=404)
+
+    async def solve(task, session):
+        async with client() as http, http.post(f"{session.base_url}/{path}", json={"input": "a"}) as reply:
+            assert reply.status == 404
+        return "I cannot"
+
+    async def both():
+        async with served(answer) as (engine, _):
+            return await run_agent(solve, engine)
+
+    [trajectory] = asyncio.run(both())
+    assert (trajectory.status, trajectory.reward) == ("error", None)
+
+
+@pytest.mark.parametrize("count", [0, -100, 2.0, True, 1000])
+def test_a_number_of_replies_is_a_positive_integer(count):
+    async def both():
+        async with served(whole) as (engine, received), open_session(engine) as (_, _, url), client() as http:
+            status, shown = await ask(http, url, chat(n=count))
+            return status, shown["error"]["param"], received
+
+    assert asyncio.run(both()) == (400, "n", [])
+
+
+def test_a_limit_that_is_null_sets_no_limit():
+    async def both():
+        async with served(whole) as (engine, received):
+            limited = budgeted(engine, Budget(BudgetConfig(tokens=100_000)))
+            async with open_session(limited) as (_, _, url), client() as http:
+                await ask(http, url, chat(max_tokens=None))
+            return received[0][1]["max_tokens"]
+
+    assert asyncio.run(both()) == 2048
+
+
+def chunks(*deltas: dict[str, Any]) -> list[dict[str, Any]]:
+    """A stream with usage in each chunk, and without ids."""
+    found = [{"choices": [{"index": 0, "delta": delta}], "usage": {"completion_tokens": 1}} for delta in deltas]
+    return [
+        *found,
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}},
+    ]
+
+
+def sent_as_stream(events: list[Any]) -> Answer:
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        return web.Response(text=text, content_type="text/event-stream")
+
+    return answer
+
+
+def called(index: int, arguments: str, **fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"arguments": arguments, **fields}}]}
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [called(0, '{"a"', name="f"), called(1, '{"b"', name="g"), called(0, ": 1}"), called(1, ": 2}")],
+        [called(0, '{"a"', name="f"), called(0, ": 1}", name="f"), called(1, '{"b": 2}', name="g")],
+    ],
+    ids=["interleaved", "with names"],
+)
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_calls_in_pieces_are_those_of_the_record(api, deltas):
+    body = {"input": "Hi"} if api == "responses" else {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+
+    async def both():
+        async with (
+            served(sent_as_stream(chunks(*deltas))) as (engine, _),
+            open_session(engine) as (_, session, url),
+            client() as http,
+        ):
+            asked = {"model": "policy", "stream": True, **body}
+            found = await read_stream(http, f"{url}/v1/{api}", asked, asyncio.Event())
+            record = RunRecord()
+            await session.end(record)
+            return [json.loads(text) for text in found], record
+
+    events, record = asyncio.run(both())
+    assert [(turn.command.tool, turn.command.arguments) for turn in record.turns] == [("f", {"a": 1}), ("g", {"b": 2})]
+    if api == "responses":
+        output = events[-1]["response"]["output"]
+        assert [(item["name"], item["arguments"]) for item in output] == [("f", '{"a": 1}'), ("g", '{"b": 2}')]
+        ids = [item["call_id"] for item in output]
+    else:
+        started = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+        texts = ["", ""]
+        for event in events:
+            if event["type"] == "content_block_delta":
+                texts[event["index"]] += event["delta"]["partial_json"]
+        assert texts == ['{"a": 1}', '{"b": 2}']
+        ids = [block["id"] for block in started]
+    assert len({*ids}) == 2
+    assert all(ids)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"choices": [None]}, {"choices": {}}, {"choices": [{"delta": "x"}]}, {"choices": None}]
+)
+@pytest.mark.parametrize("api", ["chat/completions", "responses"])
+def test_odd_chunks_do_not_break_a_stream(api, odd):
+    async def both():
+        events = [odd, *chunks({"content": "fi"}, {"content": "ve"})]
+        async with (
+            served(sent_as_stream(events)) as (engine, _),
+            open_session(engine) as (_, session, url),
+            client() as http,
+        ):
+            asked = {**chat(stream=True), "input": "Hi"} if api == "responses" else chat(stream=True)
+            asked.pop("messages" if api == "responses" else "input", None)
+            found = await read_stream(http, f"{url}/v1/{api}", asked, asyncio.Event())
+            return found, [call.completion for call in session.calls]
+
+    found, texts = asyncio.run(both())
+    assert texts == ["five"]
+    assert "error" not in json.loads(found[-2] if found[-1] == "[DONE]" else found[-1])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "audio": {"id": "a", "data": "UklGRg=="}},
+        {"role": "assistant", "content": [{"type": "text", "text": "five"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "hm"},
+    ],
+    ids=["audio", "parts", "thoughts"],
+)
+def test_an_answer_without_a_text_is_one(message):
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response(completion(message))
+
+    async def both():
+        async with served(answer) as (engine, received), open_session(engine) as (_, session, url), client() as http:
+            status, shown = await ask(http, url, chat())
+            return status, shown["choices"][0]["message"], len(received), session.calls[0].completion
+
+    status, shown, asked, text = asyncio.run(both())
+    assert (status, shown, asked) == (200, message, 1)
+    assert text == ("five" if isinstance(message["content"], list) else "")
+
+
+def test_where_token_ids_are_asked_for_one_reply_is_all_there_is():
+    async def both():
+        async with served(whole) as (engine, received):
+            engine.token_exact = True
+            async with open_session(engine) as (_, _, url), client() as http:
+                return [
+                    (await ask(http, url, chat(**fields)))[0] for fields in ({"n": 2}, {"logprobs": True})
+                ], received
+
+    assert asyncio.run(both()) == ([400, 400], [])
+
+
+def test_a_client_does_not_repeat_what_was_repeated():
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "down"}}, status=500)
+
+    async def both():
+        async with (
+            served(answer) as (engine, received),
+            open_session(engine) as (_, _, url),
+            client() as http,
+            http.post(f"{url}/v1/embeddings", json={"input": "a"}) as reply,
+        ):
+            return reply.status, reply.headers["x-should-retry"], len(received)
+
+    assert asyncio.run(both()) == (503, "false", 2)

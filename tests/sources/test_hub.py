@@ -173,7 +173,7 @@ def test_download_conditions_and_working_offline_afterwards(tmp_path):
         in served.asked
     )
 
-    shown = json.loads(python("-m", "midstream", "benchmarks", "bamboogle", "--json", **environment))
+    shown = json.loads(python("-m", "midstream", "list", "benchmarks", "bamboogle", "--json", **environment))
     assert shown["here"]["questions"] == {"test": 4}
-    shown = json.loads(python("-m", "midstream", "benchmarks", "hotpotqa", "--json", **environment))
+    shown = json.loads(python("-m", "midstream", "list", "benchmarks", "hotpotqa", "--json", **environment))
     assert shown["here"] is None

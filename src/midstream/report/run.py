@@ -50,8 +50,9 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
         entries = enumerate(zip(first.entries(), last.entries(), strict=True))
         solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
         old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
-    except (RunError, ValueError) as error:  # one of them is damaged, or shorter than the other
-        warn(f"no question is shown before and after: {error}")
+    except (RunError, ValueError) as error:
+        why = error if isinstance(error, RunError) else "one of the evaluations has more trajectories than the other"
+        warn(f"no question is shown before and after: {why}")
         return []
     return [(label(before[-1:], ""), old), (label(after[-1:], ""), new)]
 
