@@ -366,8 +366,10 @@ def test_a_wrong_seed_says_what_a_seed_is(ten_steps, seed):
 
 def test_a_function_in_a_file_is_a_recipe_around_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def solve(question): return question\n")
+    (tmp_path / "mine.py").write_text("def solve(question): return question\ndef ask(question, model): ...\n")
     table = read_table("mine.py:solve")
-    assert table["agent"] == {"type": f"{tmp_path / 'mine.py'}:solve", "engine": "model"}
+    # It can ask no model, so that none is needed.
+    assert table["agent"] == {"type": f"{tmp_path / 'mine.py'}:solve"}
+    assert read_table("mine.py:ask")["agent"] == {"type": f"{tmp_path / 'mine.py'}:ask", "engine": "model"}
     assert table["name"] == "solve"
     assert table["lessons"] == read_table("own-agent")["lessons"]

@@ -16,6 +16,7 @@ from midstream.core.agent import RunContext
 from midstream.core.errors import RecipeError, RewardError, StorageError, UsageError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.engines.cached import VERSION
 from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import resolve
@@ -273,10 +274,11 @@ def test_failures_are_not_cached(tmp_path):
 def test_a_cache_that_breaks_stops_the_run(tmp_path):
     async def broken(judge: Judge) -> None:
         await judge.score(TASK, trajectory("Paris"))
-        (tmp_path / "replies-1.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
+        (tmp_path / f"replies-{VERSION}.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
         await judge.score(TASK, trajectory("Rome"))
 
-    with LLMServer(by_answer) as server, pytest.raises(StorageError, check=coded("storage", "replies-1.sqlite")):
+    broke = coded("storage", f"replies-{VERSION}.sqlite")
+    with LLMServer(by_answer) as server, pytest.raises(StorageError, check=broke):
         judged(server, broken, cache=tmp_path)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream import api
-from midstream.exports import write
+from midstream import api, exports
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream_verl.tasks import VERL
@@ -15,7 +14,7 @@ from support.spoken import ASKED, agent, spoken, spoken_run
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The format is there also where the package was installed without it."""
-    monkeypatch.setattr(write, "formats", lambda: {"verl": VERL})
+    monkeypatch.setattr(exports, "formats", lambda: {"verl": VERL})
 
 
 def test_verl_has_a_row_for_each_task_with_the_mean_reward_of_its_runs(tmp_path):
