@@ -99,7 +99,7 @@ def test_an_error_is_not_kept(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "null", '{"role": 3}'])
-def test_a_damaged_entry_is_asked_again_and_replaced(tmp_path, damage):
+def test_a_damaged_entry_is_asked_again_and_replaced(tmp_path, damage, caplog):
     engine = Counting()
     answered(engine, tmp_path, ASKED)
     [path] = tmp_path.iterdir()
@@ -107,6 +107,14 @@ def test_a_damaged_entry_is_asked_again_and_replaced(tmp_path, damage):
         connection.execute("UPDATE replies SET value = ?", (damage,))
     connection.close()
     assert [answered(engine, tmp_path, ASKED)[0].completion for _ in range(2)] == ["2", "2"]
+    assert caplog.text.count("cannot be read") == 1
+
+
+def test_replies_of_another_version_are_asked_again_with_a_word(tmp_path, caplog):
+    (tmp_path / "replies-0.sqlite").touch()
+    engine = Counting()
+    assert [answered(engine, tmp_path, ASKED)[0].completion for _ in range(2)] == ["1", "1"]
+    assert caplog.text.count("another version") == 1
 
 
 class TestAnEvaluation:

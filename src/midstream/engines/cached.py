@@ -8,6 +8,7 @@ call says so (`sent["cached"]`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +22,7 @@ from midstream.core.trajectory import Call
 
 # Raised by any change of a call's fields: entries of another version are not found.
 VERSION = 2
+warn = logging.getLogger("midstream.engines").warning
 _APPLICATION = 0x6D644361
 
 
@@ -28,8 +30,11 @@ class ReplyFile(SqliteFile):
     """The replies in a directory, by key. Raises as `SqliteFile`."""
 
     def __init__(self, directory: Path, setting: str = "--cache") -> None:
+        path = directory / f"replies-{VERSION}.sqlite"
+        if not path.exists() and (others := sorted(directory.glob("replies-*.sqlite"))):
+            warn(f"{others[-1]} is of another version of midstream: its replies are asked again")
         super().__init__(
-            directory / f"replies-{VERSION}.sqlite",
+            path,
             application=_APPLICATION,
             version=VERSION,
             schema=("CREATE TABLE replies (key TEXT PRIMARY KEY, value TEXT)",),
@@ -44,7 +49,7 @@ class ReplyFile(SqliteFile):
         try:
             return Call.model_validate_json(found[0]) if found else None
         except ValidationError:
-            # A damaged entry is asked again, and replaced.
+            warn("a kept reply in %s cannot be read: it is asked again", self._path)
             return None
 
     def keep(self, key: str, call: Call) -> None:
