@@ -63,6 +63,8 @@ class Tracker(Protocol):
 
 Track = str | Tracker | type[Tracker] | Sequence[str | Tracker | type[Tracker]]
 _FINISH_S = 60.0  # to send what is waiting when the run ends
+# Sets of trajectories for a tracker that hangs, which they would otherwise fill the memory of.
+_MOST_WAITING = 1000
 _OFF = "is off, the run continues without it:"
 # MLflow takes these characters, the others more.
 _UNFIT = re.compile(r"[^\w.-]+")
@@ -174,8 +176,10 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
             spent.update(event.spent.model_dump())
         if isinstance(event, TrajectoriesFinished) and not event.earlier:
             for feed in feeds:
-                if hasattr(feed.tracker, "trajectories"):
+                if hasattr(feed.tracker, "trajectories") and feed.waiting.qsize() < _MOST_WAITING:
                     feed.waiting.put(event)
+                elif hasattr(feed.tracker, "trajectories"):
+                    feed.dropped += len(event.trajectories)
         if logged := metrics_of(event, spent):
             for feed in feeds:
                 feed.waiting.put(logged)
@@ -213,6 +217,7 @@ class _Feed(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.tracker, self.about, self.kept = tracker, about, kept
         self.failure = ""  # why it is off, or what it lost
+        self.dropped = 0  # trajectories for which it had no room
         # What to log, then the run's status.
         self.waiting: queue.SimpleQueue[Logged | TrajectoriesFinished | str] = queue.SimpleQueue()
 
@@ -234,6 +239,8 @@ class _Feed(threading.Thread):
                 self.tracker.log(logged.values, logged.step)
                 steps[logged.group] = logged.step
                 atomic_write(self.kept, json.dumps(record).encode())
-            self.failure = self.tracker.finish(logged) or ""
+            lost = f"had no time for {self.dropped:,} trajectories" if self.dropped else ""
+            said = self.tracker.finish(logged)
+            self.failure = said if isinstance(said, str) else lost
         except BaseException as error:  # noqa: BLE001 - a tracker may raise anything, SystemExit too
             self.failure = " ".join(f"{_OFF} {type(error).__name__}: {error}".split())

@@ -649,3 +649,47 @@ def test_a_client_does_not_repeat_what_was_repeated():
             return reply.status, reply.headers["x-should-retry"], len(received)
 
     assert asyncio.run(both()) == (503, "false", 2)
+
+
+@pytest.mark.parametrize("api", ["chat/completions", "responses"])
+def test_the_end_of_a_stream_that_may_begin_the_key_is_not_lost(api, monkeypatch):
+    """A server that leaves the connection open after the end of its stream, and a text that ends as the key begins."""
+    monkeypatch.setenv("SOME_KEY", "sk-canary-Zq7wLp2Xr9Vt")
+
+    async def both():
+        held = asyncio.Event()
+
+        async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            for event in chunks({"content": "ye"}, {"content": "s"}):
+                await response.write(f"data: {json.dumps(event)}\n\n".encode())
+            await response.write(b"data: [DONE]\n\n")
+            await held.wait()
+            return response
+
+        async with served(answer) as (engine, _):
+            engine.config = engine.config.model_copy(update={"api_key_env": "SOME_KEY"})
+            async with open_session(engine) as (_, session, url), client() as http:
+                asked = {**chat(stream=True), "input": "Hi"}
+                asked.pop("messages" if api == "responses" else "input")
+                found = await read_stream(http, f"{url}/v1/{api}", asked, asyncio.Event())
+                held.set()
+                return found, session.calls[0].completion
+
+    found, text = asyncio.run(both())
+    assert text == "yes"
+    assert '"s"' in "".join(found)
+    assert "completed" in found[-1] or '"finish_reason": "stop"' in found[-2]
+
+
+def test_an_answer_of_nothing_is_no_answer():
+    async def answer(request: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response(completion({"role": "assistant", "content": None, "refusal": None}))
+
+    async def both():
+        async with served(answer) as (engine, received), open_session(engine) as (_, session, url), client() as http:
+            status, _ = await ask(http, url, chat())
+            return status, session.failure.result().code, len(received)
+
+    assert asyncio.run(both()) == (503, "endpoint-failed", 2)

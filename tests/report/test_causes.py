@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, Trajectory, Turn, Verdict
-from midstream.report.causes import cause_of, group_by_cause, matches, tasks_of
+from midstream.report.causes import cause_of, matches, tasks_of
 
 
 def turn(**fields) -> Turn:
@@ -46,11 +46,6 @@ SURE = Verdict(result_valid=True, memory_sufficient=True)
 )
 def test_a_run_has_one_cause(fields, cause):
     assert cause_of(trajectory(**fields)) == cause
-
-
-def test_causes_are_ordered_by_their_runs():
-    runs = [trajectory(answer=None), trajectory(), trajectory(task_id="other"), trajectory()]
-    assert [*group_by_cause(runs).items()] == [("wrong answer", [1, 2, 3]), ("no answer", [0])]
 
 
 def test_runs_of_a_task_make_one_line_that_is_safe_to_print():

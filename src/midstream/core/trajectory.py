@@ -144,7 +144,7 @@ class Call(Frozen):
     error: ErrorInfo | None = None  # why the request failed; None if it succeeded
     # False: the agent never received the reply, for example because it had hung up; not trained.
     delivered: bool = True
-    # Wall-clock seconds since the epoch and how long the agent waited; 0 for a request of a tool or a judge.
+    # Wall-clock seconds since the epoch and how long the agent waited; 0 for one of a tool or a judge, or that failed.
     started_at: float = 0.0
     duration_s: float = 0.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -59,10 +59,19 @@ class ReplyFile(SqliteFile):
 
 
 class CachedEngine:
-    """`core.engine.Engine` that asks another one only what its file does not have. `identity` names the model."""
+    """`core.engine.Engine` that asks another one only what its file does not have.
 
-    def __init__(self, engine: Engine, identity: Mapping[str, JsonValue], file: ReplyFile) -> None:
-        self.engine, self._identity, self._file = engine, identity, file
+    `identity` names the model; `keeps` says which replies are kept, by default all.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: Mapping[str, JsonValue],
+        file: ReplyFile,
+        keeps: Callable[[Call], bool] = lambda call: True,
+    ) -> None:
+        self.engine, self._identity, self._file, self._keeps = engine, identity, file, keeps
         self.name, self.token_exact = engine.name, engine.token_exact
 
     async def sample(self, request: Request) -> Call:
@@ -72,11 +81,12 @@ class CachedEngine:
         found = await asyncio.to_thread(self._file.find, key)
         if found is not None:
             free = found.usage.model_copy(update={"cost_usd": 0.0})
-            sent = {**found.sent, "cached": True}
+            sent = {key: value for key, value in found.sent.items() if key != "waited_s"} | {"cached": True}
             request.emit("text", found.completion)
             return found.model_copy(update={"role": request.role, "usage": free, "sent": sent, "failures": ()})
         call = await self.engine.sample(request)
-        await asyncio.to_thread(self._file.keep, key, call)
+        if self._keeps(call):
+            await asyncio.to_thread(self._file.keep, key, call)
         return call
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:

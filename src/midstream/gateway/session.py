@@ -171,7 +171,6 @@ class AgentSession:
         """
         self._check_open()
         self._count()
-        self._forwards += 1
         task = asyncio.current_task()
         assert task is not None
         self._under_way.add(task)
@@ -190,6 +189,7 @@ class AgentSession:
         if why or not isinstance(engine, ServedEngine):
             words = f"{request.method} {request.path} is not answered, because {why}"
             raise self._refusal(400, "unsupported_parameter", words)
+        self._forwards += 1
         started, clock = time.time(), time.monotonic()
         try:
             asked = replace(request, own_model=name in self.names, deadline_s=context.deadline_s)
@@ -202,9 +202,10 @@ class AgentSession:
         call = Call(role="api", engine=engine.name, usage=reply.usage, sent=sent, started_at=started, duration_s=took)
         self.forwarded.append(call)
         self.refused = None
-        if reply.status >= 400:
-            words = f"{engine.name} answered {reply.status} to {request.method} {request.path}"
-            self.refused = EngineError(words, code="request-refused", fix="look at what the agent asks")
+        # What a server does not have to show is an answer.
+        if reply.status >= 400 and request.method == "POST":
+            words, fix = f"{engine.name} answered {reply.status} to {request.path}", "look at what the agent asks"
+            self.refused = EngineError(words, code="request-refused", fix=fix, retryable=False)
         return reply
 
     def _check_open(self) -> None:
@@ -293,7 +294,7 @@ class AgentSession:
                 self.fail(failure)
             raise self._refusal(400, "context_length_exceeded", failure.what, "messages") from failure
         except MidstreamError as failure:
-            if isinstance(failure, EngineError) and failure.code == "request-refused" and request.options is not None:
+            if isinstance(failure, EngineError) and failure.code == "request-refused":
                 # Of the agent's own request, unless it ends with it.
                 self.refused = failure
                 raise self._refusal(400, failure.code, failure.what) from failure

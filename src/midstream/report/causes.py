@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from simpleeval import EvalWithCompoundTypes
 
@@ -72,14 +72,6 @@ def cause_of(run: Trajectory) -> str:
     line = next((line.strip() for line in words.splitlines() if line.strip()), "")
     general = _NUMBERS.sub("N", _QUOTED.sub("'...'", line))[:_LONGEST]
     return f"{reason}: {general}" if general else reason
-
-
-def group_by_cause(runs: Sequence[Trajectory]) -> dict[str, list[int]]:
-    """The places of these runs by their cause, the most frequent cause first."""
-    places: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
-        places.setdefault(cause_of(run), []).append(place)
-    return dict(sorted(places.items(), key=lambda cause: -len(cause[1])))
 
 
 def matches(run: Trajectory, expression: str) -> bool:

@@ -108,7 +108,7 @@ class Judge:
         self._model = dict(model) or {"model": engine.name}
         if config.cache:
             replies = ReplyFile(config.cache, setting="`cache` of the judge")
-            self._engine = CachedEngine(engine, self._model, replies)
+            self._engine = CachedEngine(engine, self._model, replies, keeps=lambda call: _verdict_of(call) is not None)
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self._rubric = config.rubric.strip() or shipped_prompt("midstream.rewards", "rubric").strip()
         self._system, self._user = shipped_prompt("midstream.rewards", "judge").split("<!-- user -->\n")
@@ -194,8 +194,7 @@ class Judge:
                 failure = error.of(RewardError, "the judge failed", code="judge-failed")
                 failure.calls = (*calls, *failure.calls)
                 raise failure from error
-            reply = spoken(calls[-1].completion).strip()
-            correct = read_verdict(reply)
+            correct, reply = _verdict_of(calls[-1]), spoken(calls[-1].completion).strip()
             if correct is not None:
                 return correct, calls
             shown = Message(role="assistant", content=neutral(reply) or "(no text)")
@@ -207,6 +206,10 @@ class Judge:
             retryable=False,
             calls=calls,
         )
+
+
+def _verdict_of(call: Call) -> bool | None:
+    return read_verdict(spoken(call.completion).strip())
 
 
 def read_verdict(reply: str) -> bool | None:

@@ -17,7 +17,7 @@ from midstream.core.errors import RunError, UsageError
 from midstream.core.text import visible
 from midstream.core.trajectory import Trajectory
 from midstream.report.blocks import Block, safe
-from midstream.report.causes import cause_of, group_by_cause, matches, reason_of, tasks_of
+from midstream.report.causes import cause_of, matches, reason_of, tasks_of
 from midstream.runs.segments import Entry
 from midstream.view.parts import Part, records
 
@@ -113,20 +113,20 @@ def failures(part: Part, count: int) -> Block:
     """The first `count` trajectories of a part, those that are not right by cause, and the tasks that these make."""
     wrong = Filter(reward="wrong")
     places = [place for place, entry in enumerate(part.entries[:count]) if wrong.takes(entry)]
-    rows: list[Block] = []
-    runs: list[Trajectory] = []
+    causes: dict[str, Block] = {}
+    tasks: dict[str, str] = {}
     try:
         for place, record in zip(places, records(part, places), strict=True):
             with suppress(ValidationError):  # the list says that it cannot be read
-                runs.append(run := Trajectory.model_validate(record))
-                rows.append({**_entry(place, part.entries[place], record), "gold": (run.gold or "")[:_LONGEST]})
+                run = Trajectory.model_validate(record)
+                cause, words = cause_of(run), reason_of(run)[1][:_LONGEST]
+                row = {**_entry(place, part.entries[place], record), "gold": (run.gold or "")[:_LONGEST]}
+                causes.setdefault(cause, {"cause": cause, "words": words, "rollouts": []})["rollouts"].append(row)
+                tasks |= tasks_of([run])
     except RunError as error:
         part.damage = part.damage or error.what
-    causes = [
-        {"cause": cause, "words": reason_of(runs[at[0]])[1][:_LONGEST], "rollouts": [rows[place] for place in at]}
-        for cause, at in group_by_cause(runs).items()
-    ]
-    return safe({"count": count, "causes": causes, "tasks": tasks_of(runs)})
+    ordered = sorted(causes.values(), key=lambda found: -len(found["rollouts"]))
+    return safe({"count": count, "causes": ordered, "tasks": tasks})
 
 
 def _entry(place: int, entry: Entry, record: Block) -> Block:

@@ -107,7 +107,7 @@ def test_a_stream_that_is_cut_anywhere_is_no_reply(keep: int):
         ([{"reasoning_content": "hm"}, {"content": "a"}], "a", "a"),
         ([{"reasoning": "hm"}, {"content": None}], "", ""),
         ([{"refusal": "I will "}, {"refusal": "not"}], "I will not", "I will not"),
-        ([{"content": ""}, {"refusal": "no"}], "", ""),
+        ([{"content": ""}, {"refusal": "no"}], "no", "no"),
     ],
 )
 def test_forms_of_a_delta(pieces: list[dict[str, Any]], text: str, emitted: str):

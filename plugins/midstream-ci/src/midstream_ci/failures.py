@@ -11,7 +11,7 @@ from midstream.core.errors import UsageError
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
 from midstream.report.blocks import code, table, text
-from midstream.report.causes import group_by_cause, matches, tasks_of
+from midstream.report.causes import cause_of, matches, tasks_of
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.report.numbers import counted, number
 from midstream.runs import RunDirectory
@@ -34,11 +34,11 @@ def run(options: argparse.Namespace) -> int:
     """Print the causes, and write the tasks."""
     directory = RunDirectory.open(Path(options.run))
     chosen = [run for run in _evaluated(directory, options.set_name) if matches(run, options.where)]
-    causes = {
-        cause: [chosen[place] for place in places]
-        for cause, places in group_by_cause(chosen).items()
-        if cause.startswith(options.cause or "")
-    }
+    found: dict[str, list[Trajectory]] = {}
+    for run in chosen:
+        found.setdefault(cause_of(run), []).append(run)
+    ordered = sorted(found.items(), key=lambda cause: -len(cause[1]))
+    causes = {cause: alike for cause, alike in ordered if cause.startswith(options.cause or "")}
     runs = [run for alike in causes.values() for run in alike]
     tasks = tasks_of(runs)
     if options.tasks is not None:

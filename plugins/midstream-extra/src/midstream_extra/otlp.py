@@ -45,6 +45,7 @@ class Otlp:
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         self._exporter = _CountingExporter()
         batch = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH))
+        batch = min(batch, int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", batch)))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_export_batch_size=batch))
         self._tracer = self._provider.get_tracer("midstream", __version__)

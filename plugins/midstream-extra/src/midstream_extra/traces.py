@@ -244,6 +244,9 @@ def _in_order(trajectory: Trajectory) -> Iterator[Call | Turn]:
 
 def _call_span(call: Call, before: float) -> Span:
     operation, address = "chat" if call.messages else "text_completion", urlsplit(str(call.sent.get("base_url", "")))
+    if call.role == "api":
+        # A request of an agent to another API of its model's server.
+        operation = str(call.sent["path"])
     asked = [(message.role, message.content) for message in call.messages] or [("user", call.prompt)]
     start = call.started_at or before
     attributes = {

@@ -25,9 +25,10 @@ from midstream.core.engine import Engine
 from midstream.core.errors import EngineError, ToolServerError
 from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Sampling
-from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.engines.openai.settings import OpenAIConfig
 from midstream.tools.base_generator import ask
 from midstream.tools.local_search import Span, match_expression, passages
+from midstream_web.embeddings import EmbeddingsEngine
 
 _SCHEMA = "CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')"
 _RANKED = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid"
@@ -176,7 +177,7 @@ class Embeddings:
 
     def __init__(self, config: EmbeddingsConfig) -> None:
         settings = validate(OpenAIConfig, config.model_dump(exclude={"batch"}), "embeddings")
-        self._engine, self._batch = OpenAICompatibleEngine(settings, "the embeddings endpoint"), config.batch
+        self._engine, self._batch = EmbeddingsEngine(settings, "the embeddings endpoint"), config.batch
         self._kept: dict[str, array[float]] = {}  # unit vectors by text, the last used last
         self._pages: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 

@@ -55,7 +55,6 @@ from midstream.engines.openai.reply import (
     CheckedReply,
     as_fields,
     checked_reply,
-    checked_vectors,
     decode_body,
     may_pass,
     no_token_ids,
@@ -199,9 +198,13 @@ class OpenAICompatibleEngine:
                 relayed = True
                 request.relay(chunk, pieces)
 
+        place = Reservation(0)
+
         async def attempt() -> CheckedReply:
+            nonlocal place
+            place = Reservation(estimated_tokens(request, None), request.emit, model=self.config.model)
             try:
-                return await self._attempt(out, replace(request, relay=request.relay and relay))
+                return await self._attempt(out, replace(request, relay=request.relay and relay), place)
             except TransientError as failure:
                 failures.append(str(failure))
                 if relayed:
@@ -234,25 +237,23 @@ class OpenAICompatibleEngine:
             if failure.code == "request-refused" and self._context.is_exceeded(request, ids):
                 error = PromptTooLongError(failure.what, **refusal_advice(self.config, self._model, 400, too_long=True))
         except TimeoutError:
-            error = DeadlineError(
-                f"{self.name} ({out.sent['model']}) gave no answer before the deadline",
-                code="deadline",
-                fix="raise the trajectory's deadline, or lower max_tokens or max_concurrency",
+            # A run that only waited is tried again: it is no fault of its agent.
+            error = (
+                EngineError(
+                    f"{what}: the rate limit left no time before the deadline",
+                    code="endpoint-failed",
+                    fix="raise rollout.deadline_s, or lower max_concurrency",
+                )
+                if place.waits
+                else DeadlineError(
+                    f"{self.name} ({out.sent['model']}) gave no answer before the deadline",
+                    code="deadline",
+                    fix="raise the trajectory's deadline, or lower max_tokens or max_concurrency",
+                )
             )
         info = ErrorInfo(type=type(error).__name__, message=str(error), retryable=error.retryable)
         error.calls = (self._call(request, out, version, failures, _NO_REPLY, info),)
         raise error
-
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """The vectors of texts, by the server's `/embeddings`. Raises `EngineError`."""
-        body = json.dumps({"model": self._model, "input": list(texts)}).encode()
-
-        async def attempt() -> list[list[float]]:
-            session, slots = await self._endpoint.join(self, self.config.max_concurrency)
-            async with slots, self._send(session, "embeddings", body, Reservation(len(body) // 4)) as (response, _):
-                return checked_vectors(await self._read_object(response, self._model), len(texts))
-
-        return await self._retry(attempt, f"{self.name} at {self._base_url}")
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
         """The server's answer to a request to another of its APIs; what it refuses is an answer, too.
@@ -270,15 +271,16 @@ class OpenAICompatibleEngine:
             async with slots, sent as (response, _):
                 answer = bytes(await _read_body(response))
             data, status = decode_body(answer), response.status
-            # A conflict is the agent's to solve.
-            if may_pass(status) and status != 409:
+            # A conflict is the agent's to solve; a wrong key or an empty account is not.
+            if (may_pass(status) and status != 409) or status in (401, 402):
                 self._check(status, data, answer, self._model, retry_after_s(response.headers))
             self._refuse_key_in(answer.decode("latin-1"))
             if status >= 400:
                 # It may quote a part of the key.
                 answer = redacted(answer.decode("utf-8", "replace"), self.config.key()).encode()
             kind = response.headers.get("content-type", "application/octet-stream")
-            for event in EventParser().feed(answer) if "event-stream" in kind else ():
+            parser = EventParser()
+            for event in (*parser.feed(answer), *parser.end()) if "event-stream" in kind else ():
                 data = decode_body(event.encode()) if '"usage"' in event else data
             usage = usage_in(data, response.headers.get("x-litellm-response-cost", ""))
             if request.path == "completions" and not usage.cost_usd:
@@ -359,10 +361,9 @@ class OpenAICompatibleEngine:
 
         return await self._retry(attempt, f"{self._base_url}/{path}")
 
-    async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
+    async def _attempt(self, out: OutgoingRequest, request: Request, place: Reservation) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
         streamed, model, billed = StreamedReply(), str(out.sent["model"]), ""
-        place = Reservation(estimated_tokens(request, None), request.emit)
         data: JsonObject | None = None
         session, slots = await self._endpoint.join(self, self.config.max_concurrency)
         try:
@@ -414,14 +415,14 @@ class OpenAICompatibleEngine:
         clock: asyncio.Timeout,
     ) -> None:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
-        # Bytes; what may be the beginning of the key, which nobody may see, of the text and of all that an agent gets.
-        received, held, last = 0, "", ""
+        # Bytes; the end of what was read, which may be the beginning of the key, and the chunks that wait for its end.
+        received, last = 0, ""
         waiting: list[tuple[JsonObject, list[ReplyPiece]]] = []
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self.config.timeout_s
         latest = now() + _STREAM_TIMEOUTS * timeout_s
 
         def take(event: str) -> None:
-            nonlocal held, last
+            nonlocal last
             if streamed.done:
                 return
             if event == DONE:
@@ -434,35 +435,34 @@ class OpenAICompatibleEngine:
             self._check(200, chunk, event.encode(), model)
             clock.reschedule(now() + timeout_s)
             pieces = streamed.add(chunk)
-            held += "".join(piece.text for piece in pieces if piece.kind == "text")
-            shown = len(held) - self._refuse_key_in(held)
-            if shown:
-                request.emit("text", held[:shown])
-            held = held[shown:]
             last += "".join(piece.text for piece in pieces)
             last = last[len(last) - self._refuse_key_in(last) :]
             self._refuse_key_in(event)
             waiting.append((chunk, pieces))
             if not last:
-                relay()
+                release()
 
-        def relay() -> None:
+        def release() -> None:
             for chunk, pieces in waiting:
+                if text := "".join(piece.text for piece in pieces if piece.kind == "text"):
+                    request.emit("text", text)
                 if request.relay is not None:
                     request.relay(chunk, pieces)
             waiting.clear()
 
-        async for chunk in response.content.iter_any():
-            received += len(chunk)
-            if received > LONGEST_STREAM:
-                raise TransientError(f"the stream is longer than {LONGEST_STREAM >> 20} MB")
-            for event in parser.feed(chunk):
+        try:
+            async for chunk in response.content.iter_any():
+                received += len(chunk)
+                if received > LONGEST_STREAM:
+                    raise TransientError(f"the stream is longer than {LONGEST_STREAM >> 20} MB")
+                for event in parser.feed(chunk):
+                    take(event)
+            for event in parser.end():
                 take(event)
-        for event in parser.end():
-            take(event)
-        if held:
-            request.emit("text", held)
-        relay()
+        finally:
+            # Also of a stream whose connection breaks after its end.
+            if streamed.complete:
+                release()
 
     @asynccontextmanager
     async def _send(

@@ -11,7 +11,7 @@ import asyncio
 import re
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +42,9 @@ class Reservation:
     tokens: int
     emit: Emit = ignore_event
     limits: tuple[float, float] = (inf, inf)  # requests and tokens a minute, by the settings of its engine
+    model: str = ""
     at: float = 0.0
+    waits: bool = False
     waited_s: float = 0.0
 
 
@@ -63,12 +65,14 @@ class RateLimits:
         self._queues = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
         self._recent = deque[Reservation]()  # of the last minute
         self._used = dict[tuple[float, float], float]()  # settings of engines, and when one of them last sent
-        self._paused_until = self._read_until = -inf
-        self._stated: dict[str, _Stated] = {}
+        self._paused_until = -inf
+        # What a server states is of one model.
+        self._read_until = defaultdict[str, float](lambda: -inf)
+        self._stated = defaultdict[str, dict[str, _Stated]](dict)
 
     async def turn(self, request: Reservation) -> None:
         """Wait until a request may be sent."""
-        began = self.clock()
+        began, request.waits = self.clock(), True
         # First come, first served: asyncio's locks are fair.
         async with self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if (wait_s := self._begin(request)) >= SHOWN_WAIT_S:
@@ -76,7 +80,7 @@ class RateLimits:
             while wait_s > 0:
                 await self.sleep(min(wait_s, _LOOK_S))
                 wait_s = self._begin(request)
-        request.waited_s = self.clock() - began
+        request.waits, request.waited_s = False, self.clock() - began
 
     def _begin(self, request: Reservation) -> float:
         """Begin a turn if there is room for it; else return the seconds until there may be."""
@@ -93,7 +97,7 @@ class RateLimits:
             # A request that is larger than the limit has a minute of its own.
             if recent and (len(recent) >= requests or used + request.tokens > tokens):
                 wait_s = max(wait_s, recent[0].at + _MINUTE_S - now)
-            for kind, stated in self._stated.items():
+            for kind, stated in self._stated[request.model].items():
                 if now >= stated.reset:
                     # Until a reply states the next one: else all that wait would be sent at once, and be refused.
                     stated.left, stated.reset = stated.limit, now + _MINUTE_S
@@ -102,7 +106,7 @@ class RateLimits:
             if wait_s <= 0:
                 request.at = now
                 recent.append(request)
-                for kind, stated in self._stated.items():
+                for kind, stated in self._stated[request.model].items():
                     stated.left -= needs[kind]
             return wait_s
 
@@ -112,11 +116,12 @@ class RateLimits:
             now = self.clock()
             if status == 429:
                 self._paused_until = max(self._paused_until, now + min(retry_after_s(headers), _LONGEST_WAIT_S))
-            if request.at < self._read_until:
+            if request.at < self._read_until[request.model]:
                 return
-            self._read_until = request.at
+            self._read_until[request.model] = request.at
             # The server may not have counted these yet.
-            later = [other.tokens for other in takewhile(lambda other: other is not request, reversed(self._recent))]
+            others = takewhile(lambda other: other is not request, reversed(self._recent))
+            later = [other.tokens for other in others if other.model == request.model]
             for kind, taken in (("requests", len(later)), ("tokens", sum(later))):
                 limit, left, reset = (
                     headers.get(f"x-ratelimit-{name}-{kind}") or headers.get(f"anthropic-ratelimit-{kind}-{name}", "")
@@ -124,7 +129,9 @@ class RateLimits:
                 )
                 if left.isdecimal() and (reset_s := seconds_until(reset, time.time())) is not None:
                     most = float(limit) if limit.isdecimal() else inf
-                    self._stated[kind] = _Stated(most, int(left) - taken, now + min(reset_s, _LONGEST_WAIT_S))
+                    self._stated[request.model][kind] = _Stated(
+                        most, int(left) - taken, now + min(reset_s, _LONGEST_WAIT_S)
+                    )
 
 
 @cache

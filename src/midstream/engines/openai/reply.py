@@ -13,7 +13,6 @@ directions: a server refuses a conversation with an invalid call in it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -37,8 +36,6 @@ _TOO_LONG = re.compile(
 # A certain token's log-probability is 0, in half precision a little more.
 _ROUNDING = 1e-3
 _RETRIED_STATUS = {408, 409, 425, 429}
-# Of an embedding: squares of such numbers can be added.
-_LARGEST_VALUE = 1e30
 _USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
 # The names of functions that OpenAI accepts.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -127,9 +124,10 @@ def checked_reply(
         parts = (part.get("text") for part in content if isinstance(part, dict))
         content = "".join(part for part in parts if isinstance(part, str))
     text = with_calls(content, message.get("tool_calls"))
-    if text is None:
-        text = message.get("refusal")
-    if text is None and message.keys() - {"role"} and (relayed or finish_reason == "length"):
+    # Some servers begin a refusal with an empty content.
+    text = text or message.get("refusal") or text
+    others = [message[key] for key in message.keys() - {"role", "content", "refusal"}]
+    if text is None and message and (finish_reason == "length" or (relayed and any(others))):
         # A reasoning model spent all its tokens on thoughts: its output, not a fault of the server.
         text = ""
     if not isinstance(text, str):
@@ -170,31 +168,6 @@ def _dollars(value: object) -> float | None:
 def _object(data: Mapping[str, JsonValue], name: str) -> JsonObject:
     value = data.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[float]]:
-    """The vectors of `count` texts, of length 1, in an answer of `/embeddings` that came with status 200.
-
-    Raises `TransientError` if they are not `count` vectors of finite numbers, all of one length.
-    """
-    rows: Any = data.get("data")
-    try:
-        # A server may answer in another order.
-        by_index = {str(row.get("index", place)): row["embedding"] for place, row in enumerate(rows)}
-        vectors = [list(by_index[str(place)]) for place in range(count)]
-        # The comparison is false for NaN, too.
-        finite = all(-_LARGEST_VALUE < value < _LARGEST_VALUE for vector in vectors for value in vector)
-    except (AttributeError, KeyError, TypeError):
-        rows, vectors, finite = [], [], False
-    if not finite or len(rows) != count or not vectors[0] or len({len(vector) for vector in vectors}) != 1:
-        raise TransientError(f"the answer does not hold {count} vectors of one length")
-    units: list[list[float]] = []
-    for vector in vectors:
-        # Without it, the squares of tiny numbers would be 0. A vector of zeros stays as it is.
-        largest = max(map(abs, vector)) or 1.0
-        length = math.hypot(*(number / largest for number in vector)) or 1.0
-        units.append([number / largest / length for number in vector])
-    return units
 
 
 def no_token_ids(seen: str) -> UnsupportedError:

@@ -90,7 +90,7 @@ class StreamedReply:
         found: list[ReplyPiece] = []
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict) and isinstance(index := choice.get("index", 0), int):
+            if isinstance(choice, dict) and isinstance(index := choice.get("index") or 0, int):
                 pieces = self._choices.setdefault(index, _StreamedChoice()).add(choice)
                 found += pieces if index == 0 else ()
         return found
@@ -131,7 +131,7 @@ class _StreamedChoice:
                 _extend(self._message, {kind: piece})
         for kind, keys in _PIECES:
             # Some servers send thoughts under both names.
-            key = next((key for key in keys if key in self.text), None)
+            key = next((key for key in keys if any(self.text.get(key, ()))), None)
             piece = choice.get("text") if key == "text" else message.get(str(key))
             if isinstance(piece, str) and piece:
                 pieces.append(ReplyPiece(kind=kind, text=piece))
