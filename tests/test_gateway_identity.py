@@ -13,12 +13,12 @@ from hashlib import sha256
 import aiohttp
 import pytest
 
+from midstream.components.agent_record import Outcome
 from midstream.core.agent import Generator, RunContext
 from midstream.core.engine import Engine
 from midstream.core.trajectory import Score
 from midstream.engines.local.engine import TransformersLocal
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import Outcome
 from midstream.gateway.session_agent import SessionAgent
 from midstream.gateway.settings import ServeConfig, ServedModel, SessionSettings
 from midstream.recipe.build import Build

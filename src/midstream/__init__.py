@@ -27,7 +27,7 @@ _NAMES = {
     "core.tool": "Tool ToolResult",
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
-    "gateway.session": "Outcome",
+    "components.agent_record": "Outcome",
     "interface.agents": "AgentFlow Interleaved OwnAgent wrapped",
     "report.comparison": "Comparison",
     "interface.results": "Run",
@@ -57,7 +57,7 @@ __all__ = sorted(" ".join(_NAMES.values()).split())  # pyright: ignore[reportUns
 # fmt: off
 if TYPE_CHECKING:
     # isort: off
-    from midstream.gateway.session import Outcome as Outcome
+    from midstream.components.agent_record import Outcome as Outcome
     from midstream.core.errors import (
         EngineError as EngineError, InfrastructureError as InfrastructureError,
         MidstreamError as MidstreamError, RecipeError as RecipeError, RewardError as RewardError,

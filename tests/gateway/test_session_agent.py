@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import midstream as ms
+from midstream.components.agent_record import LONGEST_TEXT, Outcome
 from midstream.core.engine import Request
 from midstream.core.errors import BudgetError, EngineError, PromptTooLongError, RecipeError, RefusedError
 from midstream.core.trajectory import Call
-from midstream.gateway.session import LONGEST_TEXT, Outcome
 from support.gateway_sessions import Model, ask, chat, client, run, run_agent
 from support.processes import gone
 

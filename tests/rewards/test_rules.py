@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from midstream.components.kinds import registered
 from midstream.core.answers import words
-from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
+from midstream.rewards.exact_match import F1, ExactMatch
 from midstream.rewards.multiple_choice import MultipleChoice
 from midstream.rewards.numeric import Numeric
 from midstream.rewards.rule import Rule
@@ -18,7 +18,6 @@ from support.rules import value
 
 RULES = {
     "exact_match": ExactMatch(),
-    "contains": ExactMatch(ExactMatchConfig(match="contains")),
     "f1": F1(),
     "numeric": Numeric(),
     "multiple_choice": MultipleChoice(),
@@ -39,7 +38,7 @@ ANSWERS = st.one_of(st.none(), st.text(), st.lists(st.sampled_from(PIECES), max_
 def test_no_answer_breaks_a_rule(name, answer):
     score = value(RULES[name], answer, "4", **METADATA)
     assert 0.0 <= score <= 1.0
-    if name not in ("exact_match", "contains", "f1"):  # a quarter for many tags; any share
+    if name not in ("exact_match", "f1"):  # a quarter for many tags; any share
         assert score in (0.0, 1.0)
 
 
@@ -57,7 +56,7 @@ def test_gold_is_right_by_text_rules(gold):
     if "<answer>" in gold:
         return
     right = float(bool(gold.strip()))
-    assert value(ExactMatch(), gold, gold) == value(RULES["contains"], gold, gold) == right
+    assert value(ExactMatch(), gold, gold) == right
     assert value(Gaia(), gold, gold) == right
 
 
@@ -78,4 +77,4 @@ def test_every_rule_is_a_reward_that_no_model_gives():
     for rule in RULES.values():
         assert isinstance(rule, Rule)
         assert not rule.judged
-    assert RULES.keys() - {"contains"} <= set(registered("reward"))
+    assert RULES.keys() <= set(registered("reward"))

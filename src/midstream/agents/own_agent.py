@@ -12,13 +12,23 @@ the last one are its closing calls. So limits, events, costs and token ids are t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.components.agent_record import ROLE, AgentSettings, Draft, RecordedAgent, RunRecord, observe, until
+from midstream.components.agent_record import (
+    ROLE,
+    AgentSettings,
+    Draft,
+    Outcome,
+    RecordedAgent,
+    RunRecord,
+    observe,
+    until,
+)
 from midstream.components.component import ComponentConfig, Kind
 from midstream.components.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.agent import Agent, RunContext
@@ -28,8 +38,9 @@ from midstream.core.json_schema import schema_error
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
+from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
-from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
+from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
 # Stands for a request until it is answered.
@@ -64,6 +75,7 @@ class _FunctionRun:
 
     def __init__(self, context: RunContext, settings: FunctionAgentSettings) -> None:
         self.context, self.settings = context, settings
+        self.loop = asyncio.get_running_loop()
         self.drafts: list[Draft] = []
         # Requests so far, each of which has its own seed.
         self.asked = 0
@@ -86,6 +98,17 @@ class _FunctionRun:
             record.closing_calls = tuple(last.calls)
 
 
+def _anywhere(method: Callable[..., Coroutine[object, None, Any]]) -> Callable[..., Any]:
+    """A method that is awaited in an event loop, and waited for in the thread of a function that is not `async`."""
+
+    @wraps(method)
+    def call(self: Any, *positional: object, **named: object) -> Any:
+        work = method(self, *positional, **named)
+        return work if in_event_loop() else asyncio.run_coroutine_threadsafe(work, self._run.loop).result()
+
+    return call
+
+
 class Model:
     """A model, as an agent of your own asks it."""
 
@@ -96,6 +119,7 @@ class Model:
         one_by_one = isinstance(engine, LockstepEngine)
         self._place: AbstractAsyncContextManager[object] = asyncio.Lock() if one_by_one else nullcontext()
 
+    @_anywhere
     async def __call__(
         self,
         messages: Chat,
@@ -144,6 +168,7 @@ class CallableTool:
         self._run, self._tool = run, tool
         self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
 
+    @_anywhere
     async def __call__(self, **arguments: JsonValue) -> ToolText:
         """Call the tool within its limits; arguments that it does not take are an answer that is not ok."""
         run = self._run
@@ -187,8 +212,12 @@ class FunctionAgent(RecordedAgent):
         try:
             async with until(context.deadline_s):
                 answer = await self._function.called(self._settings, values)
+            if isinstance(answer, Outcome):
+                if answer.reward is not None:
+                    record.reward = Score(answer.reward, feedback=answer.feedback)
+                answer = answer.answer
             if not isinstance(answer, str | None):
-                raise self._function.wrong(answer, "return the answer as text, or None")
+                raise self._function.wrong(answer, "return the answer as text, an Outcome, or None")
             # A `ModelReply` is more than text.
             record.answer = None if answer is None else str(answer)
             record.stop_reason = "answered" if record.answer is not None else "ended"

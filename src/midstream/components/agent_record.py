@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from midstream.components.component import ComponentConfig
 from midstream.core.agent import RunContext
+from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError, UnsupportedError
 from midstream.core.events import Emit
 from midstream.core.task import Task
@@ -37,6 +38,26 @@ from midstream.core.trajectory import (
 ROLE = "policy"
 # Engines keep the deadline themselves, and then report the request and its failures.
 _GRACE_S = 0.25
+
+
+# Characters.
+LONGEST_TEXT = 1 << 20
+
+
+class Outcome(Frozen):
+    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words.
+
+    Texts are cut to `LONGEST_TEXT`, and halves of a surrogate pair, which no file holds, become question marks.
+    """
+
+    answer: str | None = None
+    reward: float | None = Field(default=None, ge=0, le=1)
+    feedback: str = ""
+
+    @field_validator("answer", "feedback", mode="before")
+    @classmethod
+    def _fit(cls, text: object) -> object:
+        return text[:LONGEST_TEXT].encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
 
 @dataclass(kw_only=True)

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from midstream.components.agent_record import Outcome
 from midstream.components.component import Context
 from midstream.core.data import JsonObject, problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import AgentSession, Outcome
+from midstream.gateway.session import AgentSession
 from midstream.gateway.session_agent import Address, SessionAgent, gateway_of
 from midstream.gateway.settings import SessionSettings
 

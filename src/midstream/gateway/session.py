@@ -18,12 +18,12 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from midstream.components.agent_record import Draft, RunRecord
+from midstream.components.agent_record import Draft, Outcome, RunRecord
 from midstream.core.agent import RunContext
-from midstream.core.data import Frozen, JsonObject, problems_of
+from midstream.core.data import JsonObject, problems_of
 from midstream.core.engine import ForwardedReply, ForwardedRequest, LockstepEngine, ReplyPiece, Request, ServedEngine
 from midstream.core.errors import EngineError, InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.seeds import derive_seed
@@ -43,25 +43,6 @@ from midstream.gateway.forms import (
 from midstream.gateway.parsers import parse_reply
 from midstream.gateway.server import Gateway, PendingReply, Step, now
 from midstream.gateway.settings import POLICY, SessionSettings
-
-# Characters.
-LONGEST_TEXT = 1 << 20
-
-
-class Outcome(Frozen):
-    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words.
-
-    Texts are cut to `LONGEST_TEXT`, and halves of a surrogate pair, which no file holds, become question marks.
-    """
-
-    answer: str | None = None
-    reward: float | None = Field(default=None, ge=0, le=1)
-    feedback: str = ""
-
-    @field_validator("answer", "feedback", mode="before")
-    @classmethod
-    def _fit(cls, text: object) -> object:
-        return text[:LONGEST_TEXT].encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
 
 @dataclass(kw_only=True)

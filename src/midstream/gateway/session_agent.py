@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pydantic import Field, JsonValue
 
-from midstream.components.agent_record import RecordedAgent, RunRecord
+from midstream.components.agent_record import LONGEST_TEXT, Outcome, RecordedAgent, RunRecord
 from midstream.components.component import Context, Kind
 from midstream.components.own_settings import OwnFunction, described
 from midstream.core import supervise
@@ -41,7 +41,7 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.gateway.http import LOOPBACK
 from midstream.gateway.server import ADMIN_KEY, Gateway
-from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, agent_failed
+from midstream.gateway.session import AgentSession, agent_failed
 from midstream.gateway.settings import ServeConfig, SessionSettings
 
 GIVEN = ("task", "session", "question", "tools")

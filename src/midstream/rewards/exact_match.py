@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Literal
 
 from midstream.components.component import RewardConfig
-from midstream.core.answers import numbers, words
+from midstream.core.answers import words
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule
@@ -26,42 +25,27 @@ class ExactMatch(Rule):
     must be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalized: "1,000.0" is not
     "1000", nor "one" "1", nor "29 March" "March 29"; accents; units. A percent or dollar sign is punctuation: "10 %" is
     "10".
-
-    With `match = "contains"` an accepted answer's letters stand somewhere in the answer, also inside a word, and its
-    numbers are all among the answer's.
     """
 
     name = "exact match"
 
-    def __init__(self, config: ExactMatchConfig | None = None) -> None:
-        self.config = config or ExactMatchConfig()
-        if self.config.match == "contains":
-            self.name = "answer contained"
-
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer."""
-        match = contains if self.config.match == "contains" else same
         said = plain(answer)
         forms = [form for form in (said, conclusion(said)) if form]
         return float(
             any(
-                match(answer, accepted) or any(match(form, plain(accepted)) for form in forms)
+                same(answer, accepted) or any(same(form, plain(accepted)) for form in forms)
                 for accepted in task.answers
             )
         )
 
 
 class ExactMatchConfig(RewardConfig):
-    """1 if the answer is an accepted one, else 0.
-
-    Attributes:
-        match: `exact`, or `contains`: the answer contains an accepted one, and its numbers as whole numbers
-    """
+    """1 if the answer is an accepted one, else 0."""
 
     rule_based = True
     component = ExactMatch
-
-    match: Literal["exact", "contains"] = "exact"
 
 
 def same(answer: str, accepted: str) -> bool:
@@ -77,15 +61,6 @@ def same(answer: str, accepted: str) -> bool:
         return ours == theirs
     articles = any(map(str.isalpha, answer)) and any(map(str.isalpha, accepted))
     return bool(answer.strip()) and (articles or answer.split() == accepted.split())
-
-
-def contains(answer: str, accepted: str) -> bool:
-    """Whether a text contains another's words, also as parts of words, and its numbers as whole numbers."""
-    ours, theirs = words(answer), words(accepted)
-    if not theirs:
-        return same(answer, accepted)
-    inside = " ".join(word for word, _ in theirs) in " ".join(word for word, _ in ours)
-    return inside and set(numbers(accepted)) <= set(numbers(answer))
 
 
 class F1(Rule):

@@ -351,9 +351,10 @@ class ServedBudgetedEngine(BudgetedEngine):
     engine: ServedEngine
 
     async def forward(self, request: ForwardedRequest) -> ForwardedReply:
-        """Pass a request on; raises `BudgetError` if it has no room. A text is at least as long as its tokens."""
-        text = len(request.body) if "json" in request.content_type else 0
-        number = await self.budget.reserve("api", Spent(calls=1, tokens=text), wait=True)
+        """Pass a request on; raises `BudgetError` if it has no room. What its reply costs is known afterwards only."""
+        # A text is at least as long as its tokens.
+        bound = Spent(calls=1, tokens=len(request.body) if "json" in request.content_type else 0)
+        number = await self.budget.reserve("api", bound, wait=True)
         asked, used = _asked.get() or _Asked(), None
         try:
             found = await self.engine.forward(request)
