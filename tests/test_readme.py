@@ -100,9 +100,9 @@ def as_run_here(words: list[str], url: str) -> list[str]:
         case ["demo"]:
             return [*words, "--out", "runs/demo-short", *with_settings(STEP, WARM)]
         case ["view", *_]:
-            return [*words, "--bundle", "pages"]  # it would serve until Ctrl-C
+            return [*words[:2], "--file", *words[3:]]  # it would serve until Ctrl-C
         case ["train", "lessons-simulated", *_]:
-            return [*words[:-1], "runs/lessons", *with_settings(LESSONS_TABLE, ["evaluation.sets=[]"])]
+            return [*words[:-1], "runs/lessons-again", *with_settings(LESSONS_TABLE, ["evaluation.sets=[]"])]
         case ["train", "mine.toml", *_]:
             return [*words, *with_settings(STEP, [f"engines.model.base_url={url}", "agent.max_turns=1"])]
         case ["train", *_]:
