@@ -230,7 +230,8 @@ def _changed(
             what, fix = "--tools none with an agent of type 'agentflow'", "use recipe direct: the model alone"
             raise UsageError(what, code="setting-conflict", fix=fix)
     recipe = parse_recipe(last(table))
-    asking = (*recipe.modules.values(), *recipe.tools.values(), *recipe.serve.models.values())
+    rewards = (recipe.reward, *(chosen.reward for chosen in recipe.evaluation.sets))
+    asking = (*recipe.modules.values(), *recipe.tools.values(), *recipe.serve.models.values(), *filter(None, rewards))
     if engine and all(user.engine != engine for user in asking):
         # Another mistake, such as a misspelt engine, is reported as such.
         resolve(recipe)

@@ -115,7 +115,8 @@ def encode_request(
     if options is None:
         options = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     fields: dict[str, JsonValue] = {"model": model, **options}
-    fields.setdefault("seed", request.seed % 2**31)
+    if fields.get("seed") is None:
+        fields["seed"] = request.seed % 2**31
     if request.options is None or request.capped:
         fields[limit] = sampling.max_tokens
     for name in PROVIDERS[config.provider].unsent:
