@@ -185,8 +185,8 @@ class EngineConfig(ComponentConfig):
 
     @property
     def priced(self) -> bool:
-        """Whether the costs of its requests are known, if only as 0: its settings of prices are set, if it has any."""
-        return None not in {getattr(self, name, 0.0) for name in ("price_prompt_usd", "price_completion_usd")}
+        """Whether the costs of its requests are known, if only as 0: one of its settings of prices is set."""
+        return {getattr(self, name, 0.0) for name in ("price_prompt_usd", "price_completion_usd")} != {None}
 
 
 class StrategyConfig(ComponentConfig):

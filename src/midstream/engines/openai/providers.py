@@ -161,12 +161,9 @@ def price_list() -> Mapping[str, Any]:
 def price_of(config: ComponentConfig) -> tuple[float, float]:
     """Dollars per million prompt and completion tokens of any engine; 0 where none is known."""
     listed: ListedPrice | None = getattr(config, "listed_price", None)
-    prompt, completion = (getattr(config, f"price_{name}_usd", None) for name in ("prompt", "completion"))
     if listed is not None:
-        # A price that is set counts before the list's.
-        prompt = listed.prompt_usd if prompt is None else prompt
-        completion = listed.completion_usd if completion is None else completion
-    return prompt or 0.0, completion or 0.0
+        return listed.prompt_usd, listed.completion_usd
+    return getattr(config, "price_prompt_usd", None) or 0.0, getattr(config, "price_completion_usd", None) or 0.0
 
 
 def prices_used(resolved: Mapping[str, Any]) -> str:
