@@ -82,7 +82,6 @@ def test_torl_differs_in_the_reward_alone():
         "reward.type",
         "reward.answer",
         "reward.gated",
-        "reward.match",
     }
 
 
