@@ -47,6 +47,12 @@ def test_anything_else_is_refused(text):
         parse_requirement(text)
 
 
+@pytest.mark.parametrize("text", ["success >= 1", "pass@2 > 100%", "majority <= 0", "success < 0"])
+def test_what_can_never_hold_is_refused(text):
+    with pytest.raises(UsageError, match="can never hold", check=lambda error: error.code == "requirement-invalid"):
+        parse_requirement(text)
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_read_or_refused(text):
     with suppress(UsageError):
@@ -119,6 +125,60 @@ class TestAnEvaluation:
         monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: one)
         [decision] = decide(evaluation.directory, [parse_requirement(text)])
         assert decision.outcome == "undecided"
+        assert "from 30 such tasks on" in decision.reason
+
+    @pytest.mark.parametrize(
+        ("count", "text", "outcome"),
+        [(30, "turns <= 5", "holds"), (30, "turns < 1", "fails"), (29, "turns <= 5", "undecided")],
+    )
+    def test_equal_turns_of_many_tasks_decide(self, evaluation, monkeypatch, count, text, outcome):
+        [result] = evaluation.evaluations
+        some = next(trial for trial in evaluated_trajectories(evaluation.directory, result))
+        some = some.model_copy(update={"turns": some.turns[:1]})
+        assert len(some.turns) == 1
+        alike = [some.model_copy(update={"task_id": str(number)}) for number in range(count)]
+        monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: alike)
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == outcome
+        assert f"1.000 in every one of {count} tasks" in decision.reason
+
+    def test_advice_is_given_for_shares_alone(self, evaluation, monkeypatch):
+        [result] = evaluation.evaluations
+        every = list(evaluated_trajectories(evaluation.directory, result))
+        lengths = {task: place % 2 for place, task in enumerate(dict.fromkeys(trial.task_id for trial in every))}
+        some = next(trial.turns for trial in every if trial.turns)
+        mixed = [trial.model_copy(update={"turns": some[:1] * lengths[trial.task_id]}) for trial in every]
+        monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: mixed)
+        [decision] = decide(evaluation.directory, [parse_requirement("turns <= 0.5")])
+        assert decision.outcome == "undecided"
+        assert "would decide" not in decision.reason
+
+    @pytest.mark.parametrize(
+        ("text", "cost", "outcome"),
+        [("cost_usd <= 2", 0.5, "undecided"), ("cost_usd <= 2", 3.0, "fails"), ("tokens <= 1", 0.5, "fails")],
+    )
+    def test_what_has_no_price_may_cost_more(self, evaluation, monkeypatch, text, cost, outcome):
+        resolved = {"engines": {"main": {"type": "openai_compatible", "model": "of-mine"}}}
+        info = evaluation.directory.info().model_copy(update={"resolved": resolved})
+        [result] = evaluation.evaluations
+        monkeypatch.setattr(type(evaluation.directory), "info", lambda run: info)
+        monkeypatch.setattr(
+            type(evaluation.directory.evaluations),
+            "read",
+            lambda file: [result.model_copy(update={"cost_usd": cost})],
+        )
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == outcome
+        assert ("engines.main has no price" in decision.reason) == text.startswith("cost")
+
+    @pytest.mark.parametrize("text", ["cost_usd <= 2", "tokens <= 2"])
+    def test_without_a_counted_request_a_sum_is_not_known(self, evaluation, monkeypatch, text):
+        [result] = evaluation.evaluations
+        nothing = result.model_copy(update={"cost_usd": 0.0, "prompt_tokens": 0, "completion_tokens": 0})
+        monkeypatch.setattr(type(evaluation.directory.evaluations), "read", lambda file: [nothing])
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == "undecided"
+        assert "no request was counted" in decision.reason
 
 
 @given(st.integers(1, 60), st.data())
