@@ -216,10 +216,12 @@ class TestCompare:
             decide_comparison(comparison, [parse_comparison("none: better")])
 
     def test_equal_answers_of_own_functions_prove_little(self, tmp_path):
-        (tmp_path / "bots.py").write_text("async def one(task, session):\n    return '4'\n", encoding="utf-8")
-        tasks, agent = ms.tasks([{"question": "2 + 2?", "answer": "4"}]), {"type": f"{tmp_path / 'bots.py'}:one"}
+        own = tmp_path / "bots.py"
+        own.write_text("async def one(task, session):\n    return '4'\n\ndef reply(messages): ...\n", encoding="utf-8")
+        agent, engines = {"type": f"{own}:one", "engine": "mine"}, {"mine": {"type": f"{own}:reply"}}
+        recipe, tasks = {"name": "own", "agent": agent, "engines": engines}, [{"question": "2 + 2?", "answer": "4"}]
         runs = [
-            ms.evaluate({"agent": agent}, tasks.test, reward="exact_match", out=tmp_path / name, quiet=True)
+            ms.evaluate(recipe, ms.tasks(tasks).test, reward="exact_match", out=tmp_path / name, quiet=True)
             for name in "ab"
         ]
         comparison = ms.compare(*runs)

@@ -106,9 +106,8 @@ def without_result(comparison: Compared, pair: Paired | GroupDifference) -> str:
     if isinstance(pair, Paired):
         lost = [(pair.left_out, "task"), (pair.runs_left_out, "run" if not pair.left_out else "other run")]
     else:
-        lost = [
-            (sum(result.errors for name in (pair.first, pair.other) for result in _of(comparison, name, pair)), "run")
-        ]
+        results = [result for name in (pair.first, pair.other) for result in _of(comparison, name, pair)]
+        lost = [(sum(result.errors for result in results), "run")]
     return " and ".join(counted(count, noun) for count, noun in lost if count)
 
 
@@ -141,8 +140,8 @@ def _trials(comparison: Compared, name: str, pair: Paired | GroupDifference) -> 
         yield from evaluated_trajectories(run.run, run.results[pair.set_name, pair.sampling])
 
 
-def _values(comparison: Compared, name: str, pair: Paired) -> dict[str, tuple[float, float]]:
-    """Each task's mean over its trials, those without a result counted as wrong, and as right."""
+def _values(comparison: Compared, name: str, pair: Paired) -> dict[str, tuple[float, float] | None]:
+    """Each task's mean over its trials, those without a result counted as wrong, and as right; None if all are."""
     tasks: dict[str, list[Trajectory]] = {}
     for trial in _trials(comparison, name, pair):
         tasks.setdefault(trial.task_id, []).append(trial)
@@ -150,7 +149,10 @@ def _values(comparison: Compared, name: str, pair: Paired) -> dict[str, tuple[fl
     def mean(trials: Sequence[Trajectory], lost: float) -> float:
         return fmean(value(trial) if trial.status == "ok" else lost for trial in trials)
 
-    return {task: (mean(trials, 0.0), mean(trials, 1.0)) for task, trials in tasks.items()}
+    return {
+        task: (mean(trials, 0.0), mean(trials, 1.0)) if any(trial.status == "ok" for trial in trials) else None
+        for task, trials in tasks.items()
+    }
 
 
 def _are_same(comparison: Compared, pair: Paired | GroupDifference) -> bool:
@@ -179,10 +181,12 @@ def _intervals(comparison: Compared, pair: Paired | GroupDifference, error: floa
     """The interval with what has no result counted against the later agent, and for it; None without one."""
     if isinstance(pair, Paired) and (pair.left_out or pair.runs_left_out):
         before, after = (_values(comparison, name, pair) for name in (pair.first, pair.other))
-        shared = [task for task in before if task in after]
-        # Rounded: what only rounding makes differ is a tie.
-        worst = [round(after[task][0] - before[task][1], 9) for task in shared]
-        best = [round(after[task][1] - before[task][0], 9) for task in shared]
+        worst, best = list[float](), list[float]()
+        for task in filter(after.__contains__, before):
+            one, two = before[task], after[task]
+            # Rounded: what only rounding makes differ is a tie. A task that a side has no result of may be anything.
+            worst.append(round(two[0] - one[1], 9) if one and two else -1.0)
+            best.append(round(two[1] - one[0], 9) if one and two else 1.0)
         return difference_interval(worst, error), difference_interval(best, error)
     interval = _interval(pair, error)
     if interval is None or isinstance(pair, Paired):

@@ -175,13 +175,11 @@ def decide(run: RunDirectory, requirements: Sequence[Requirement]) -> list[Decis
         if requirement.set_name in (None, result.set_name)
     ]
     error = ERROR / max(1, sum(requirement.metric not in TOTALS for requirement, _ in pairs))
+    needs_prices = any(requirement.metric == "cost_usd" for requirement in requirements)
+    engines = run.info().resolved["engines"] if needs_prices else {}
     # An engine of your own states its costs itself.
-    engines = {
-        name: parse_component("engine", table, f"engines.{name}")
-        for name, table in run.info().resolved["engines"].items()
-        if not is_reference(table["type"])
-    }
-    unpriced = _unpriced(engines)
+    named = {name: table for name, table in engines.items() if not is_reference(table["type"])}
+    unpriced = _unpriced({name: parse_component("engine", table, f"engines.{name}") for name, table in named.items()})
     return [
         _decide_total(requirement, result, unpriced)
         if requirement.metric in TOTALS
