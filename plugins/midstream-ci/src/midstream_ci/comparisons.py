@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from midstream.core.errors import UsageError
 from midstream.core.metrics import EvaluationResult
@@ -160,8 +161,9 @@ def _are_same(comparison: Compared, pair: Paired | GroupDifference) -> bool:
     if pair.verdict != "the same" or without_result(comparison, pair):
         return False
     runs = [run for name in (pair.first, pair.other) for run in _runs(comparison, name)]
-    types = {run.run.info().resolved["agent"]["type"] for run in runs}
-    return len(types) == 1 and all(trial.calls for trial in _trials(comparison, pair.first, pair))
+    agents: list[Any] = [run.run.info().resolved["agent"] for run in runs]
+    same_type = len({agent["type"] for agent in agents}) == 1
+    return same_type and all(trial.calls for trial in _trials(comparison, pair.first, pair))
 
 
 def _interval(pair: Paired | GroupDifference, error: float) -> Interval | None:

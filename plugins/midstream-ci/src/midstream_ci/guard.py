@@ -70,7 +70,7 @@ class Guard:
                 fix='require(agent, tasks, "success >= 0.8"), or evaluate(agent, tasks) to evaluate alone',
             )
         parsed = [parse_requirement(text) for text in requirements]
-        inner = options.get("listener", print_warnings)
+        inner = options.get("listener") or print_warnings
 
         def listen(event: RunEvent) -> None:
             if isinstance(event, AgentBuilt):

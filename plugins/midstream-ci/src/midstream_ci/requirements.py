@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
 from midstream.components.component import Component, EngineConfig
 from midstream.components.own import is_reference
@@ -176,7 +176,7 @@ def decide(run: RunDirectory, requirements: Sequence[Requirement]) -> list[Decis
     ]
     error = ERROR / max(1, sum(requirement.metric not in TOTALS for requirement, _ in pairs))
     needs_prices = any(requirement.metric == "cost_usd" for requirement in requirements)
-    engines = run.info().resolved["engines"] if needs_prices else {}
+    engines: Any = run.info().resolved["engines"] if needs_prices else {}
     # An engine of your own states its costs itself.
     named = {name: table for name, table in engines.items() if not is_reference(table["type"])}
     unpriced = _unpriced({name: parse_component("engine", table, f"engines.{name}") for name, table in named.items()})
