@@ -13,6 +13,7 @@ from midstream.evaluation.pairs import Member, compare_groups
 from midstream.report.comparison import ComparedRun, GroupComparison
 from midstream.report.evaluation import evaluated_trajectories
 from midstream_ci.comparisons import decide_comparison, parse_comparison
+from midstream_ci.guard import Guard
 from midstream_ci.junit import evaluation_junit
 from midstream_ci.score import score
 from midstream_ci.summary import comparison_summary
@@ -168,6 +169,11 @@ class TestCompare:
         assert ("6 tasks without a result" in decision.reason) == bool(lost)
         text = comparison_summary(comparison, [decision])
         assert text.count("6 tasks") == 2 * bool(lost)
+
+    def test_lost_tasks_fail_a_test(self, evaluation, other, monkeypatch, tmp_path):
+        compare_with_lost(monkeypatch, evaluation, other, lambda place: place >= 6)
+        with pytest.raises(pytest.fail.Exception, match=r"undecided: no-regression .*6 tasks without a result"):
+            Guard(tmp_path).assert_comparison(evaluation, other)
 
     def test_lost_runs_of_tasks_widen_the_interval(self, evaluation, other, monkeypatch):
         requirement = [parse_comparison("no-regression")]

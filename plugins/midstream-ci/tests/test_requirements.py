@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import midstream as ms
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import ErrorInfo
 from midstream.evaluation.estimates import exact_interval
+from midstream.recipe.inputs import run_recipe
 from midstream.report.evaluation import evaluated_trajectories
 from midstream_ci.requirements import Requirement, decide, decide_bounds, exit_code, parse_requirement
 
@@ -83,7 +85,7 @@ class TestAnEvaluation:
             ("test: success >= 0.3", "holds"),
             ("errors <= 0", "holds"),
             ("tokens <= 10", "fails"),
-            ("cost_usd <= 0", "holds"),
+            ("cost_usd <= 0", "undecided"),  # a function of its own, without a price
             ("turns <= 1", "holds"),
             ("pass@3 >= 0.6", "holds"),  # every task was right once
             ("pass^3 >= 0.9", "fails"),
@@ -154,22 +156,24 @@ class TestAnEvaluation:
         assert "would decide" not in decision.reason
 
     @pytest.mark.parametrize(
-        ("text", "cost", "outcome"),
-        [("cost_usd <= 2", 0.5, "undecided"), ("cost_usd <= 2", 3.0, "fails"), ("tokens <= 1", 0.5, "fails")],
+        ("text", "cost", "prices", "outcome"),
+        [
+            ("cost_usd <= 2", 0.5, {}, "undecided"),
+            ("cost_usd <= 2", 3.0, {}, "fails"),
+            ("cost_usd <= 2", 0.5, {"price_prompt_usd": 1.0, "price_completion_usd": 2.0}, "holds"),
+            ("tokens <= 1", 0.5, {}, "fails"),
+        ],
     )
-    def test_what_has_no_price_may_cost_more(self, evaluation, monkeypatch, text, cost, outcome):
-        resolved = {"engines": {"main": {"type": "openai_compatible", "model": "of-mine"}}}
-        info = evaluation.directory.info().model_copy(update={"resolved": resolved})
-        [result] = evaluation.evaluations
-        monkeypatch.setattr(type(evaluation.directory), "info", lambda run: info)
-        monkeypatch.setattr(
-            type(evaluation.directory.evaluations),
-            "read",
-            lambda file: [result.model_copy(update={"cost_usd": cost})],
-        )
+    def test_what_has_no_price_may_cost_more(self, evaluation, monkeypatch, text, cost, prices, outcome):
+        table = {"type": "openai_compatible", "model": "of-mine", **prices}
+        engines = {"main": parse_component("engine", table, "engines.main")}
+        recipe = run_recipe(evaluation.directory).model_copy(update={"engines": engines})
+        monkeypatch.setattr("midstream_ci.requirements.run_recipe", lambda run: recipe)
+        found = [evaluation.evaluations[0].model_copy(update={"cost_usd": cost})]
+        monkeypatch.setattr(type(evaluation.directory.evaluations), "read", lambda file: found)
         [decision] = decide(evaluation.directory, [parse_requirement(text)])
         assert decision.outcome == outcome
-        assert ("engines.main has no price" in decision.reason) == text.startswith("cost")
+        assert ("engines.main has no price" in decision.reason) == (text.startswith("cost") and not prices)
 
     @pytest.mark.parametrize("text", ["cost_usd <= 2", "tokens <= 2"])
     def test_without_a_counted_request_a_sum_is_not_known(self, evaluation, monkeypatch, text):

@@ -19,16 +19,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 from midstream.components.component import Component, EngineConfig
-from midstream.components.own import is_reference
-from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text import counted
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import Interval, exact_interval, majority, mean_interval, t_quantile, value
+from midstream.recipe.inputs import run_recipe
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.runs import RunDirectory
 
@@ -176,10 +175,8 @@ def decide(run: RunDirectory, requirements: Sequence[Requirement]) -> list[Decis
     ]
     error = ERROR / max(1, sum(requirement.metric not in TOTALS for requirement, _ in pairs))
     needs_prices = any(requirement.metric == "cost_usd" for requirement in requirements)
-    engines: Any = run.info().resolved["engines"] if needs_prices else {}
-    # An engine of your own states its costs itself.
-    named = {name: table for name, table in engines.items() if not is_reference(table["type"])}
-    unpriced = _unpriced({name: parse_component("engine", table, f"engines.{name}") for name, table in named.items()})
+    # Reading a recipe imports components of your own, which other requirements do not need.
+    unpriced = _unpriced(run_recipe(run).engines) if needs_prices else []
     return [
         _decide_total(requirement, result, unpriced)
         if requirement.metric in TOTALS
