@@ -1,19 +1,22 @@
 """`midstream eval --require`, `compare --require` and `midstream score`, with the files that they write."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from junitparser import Error, Failure, JUnitXml
 
 import midstream as ms
 from midstream.cli.main import main
-from midstream.core.errors import RunError
+from midstream.core.errors import RunError, UsageError
 from midstream.evaluation.pairs import Member, compare_groups
-from midstream.report.comparison import GroupComparison
+from midstream.report.comparison import ComparedRun, GroupComparison
 from midstream.report.evaluation import evaluated_trajectories
 from midstream_ci.comparisons import decide_comparison, parse_comparison
+from midstream_ci.guard import Guard
 from midstream_ci.junit import evaluation_junit
 from midstream_ci.score import score
+from midstream_ci.summary import comparison_summary
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,21 @@ def test_what_the_evaluation_cannot_decide_is_found_before_anything_runs(
         assert main([*words, "--out", str(tmp_path / "run"), "--require", requirement]) == 2
         assert "error[requirement-invalid]" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+
+
+def test_costs_without_a_price_are_refused_before_anything_runs(tmp_path, capsys):
+    words = ["eval", "direct", "--model", "of-mine", "--base-url", "http://127.0.0.1:9/v1", "--tasks", "none.jsonl"]
+    assert main([*words, "--out", str(tmp_path / "run"), "--require", "cost_usd <= 2"]) == 2
+    assert "has no price" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [["eval", "offline.toml"], ["compare", "a", "b"], ["score", "a"]])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys, command):
+    for files in (["--junit", str(tmp_path)], ["--junit", "made.xml", "--summary", "./made.xml"]):
+        with pytest.raises(SystemExit, check=lambda ended: ended.code == 2):
+            main([*command, *files])
+        assert "argument --" in capsys.readouterr().err
 
 
 def test_a_set_of_learned_tasks_is_known_only_afterwards(project, tmp_path):
@@ -89,6 +107,19 @@ def other(project):
     return ms.evaluate(str(project / "offline.toml"), out=project / "other", quiet=True, overrides=["seed=5"])
 
 
+def compare_with_lost(monkeypatch, first, other, is_lost):
+    """A comparison in which these runs of the other, by place, ended in an infrastructure error."""
+
+    def broken(run, result):
+        for place, trial in enumerate(evaluated_trajectories(run, result)):
+            lost = run.root == other.path and is_lost(place)
+            yield trial.model_copy(update={"status": "error", "reward": None}) if lost else trial
+
+    for module in ("midstream.report.comparison", "midstream_ci.comparisons"):
+        monkeypatch.setattr(f"{module}.evaluated_trajectories", broken)
+    return ms.compare(first.path, other.path)
+
+
 class TestCompare:
     @pytest.mark.parametrize(
         ("requirement", "code"),
@@ -121,6 +152,89 @@ class TestCompare:
         comparison = GroupComparison(groups={}, found=[usual])
         assert decide_comparison(comparison, requirements)[0].interval == pytest.approx(wider.interval)
         assert decide_comparison(comparison, requirements[:1])[0].interval == usual.interval
+
+    @pytest.mark.parametrize(
+        ("lost", "requirement", "outcome"),
+        [
+            (range(2, 8), "no-regression", "undecided"),
+            (range(2, 8), "better", "undecided"),
+            (range(2, 8), "difference >= -50%", "undecided"),
+            (range(0), "no-regression", "holds"),
+        ],
+    )
+    def test_lost_tasks_decide_nothing(self, evaluation, other, monkeypatch, lost, requirement, outcome):
+        comparison = compare_with_lost(monkeypatch, evaluation, other, lambda place: place // 3 in lost)
+        [decision] = decide_comparison(comparison, [parse_comparison(requirement)])
+        assert decision.outcome == outcome
+        assert ("6 tasks without a result" in decision.reason) == bool(lost)
+        text = comparison_summary(comparison, [decision])
+        assert text.count("6 tasks") == 2 * bool(lost)
+
+    def test_lost_tasks_fail_a_test(self, evaluation, other, monkeypatch, tmp_path):
+        compare_with_lost(monkeypatch, evaluation, other, lambda place: place >= 6)
+        with pytest.raises(pytest.fail.Exception, match=r"undecided: no-regression .*6 tasks without a result"):
+            Guard(tmp_path).assert_comparison(evaluation, other)
+
+    def test_lost_runs_of_tasks_widen_the_interval(self, evaluation, other, monkeypatch):
+        requirement = [parse_comparison("no-regression")]
+        [whole] = decide_comparison(ms.compare(evaluation.path, other.path), requirement)
+        comparison = compare_with_lost(monkeypatch, evaluation, other, lambda place: place % 3 == 0)
+        [decision] = decide_comparison(comparison, requirement)
+        assert "8 runs without a result" in decision.reason
+        assert decision.interval[0] < whole.interval[0] < whole.interval[1] < decision.interval[1]
+
+    @pytest.mark.parametrize(("errors", "outcome"), [(0, "fails"), (12, "undecided")])
+    def test_lost_runs_of_groups_decide_nothing(self, evaluation, errors, outcome):
+        [result] = evaluation.evaluations
+        names, values = ("a", "b"), ((0.9, 0.91, 0.92), (0.5, 0.51, 0.53))
+        members, runs = [], {}
+        for name, successes in zip(names, values, strict=True):
+            lost = errors if name == "b" else 0
+            results = [result.model_copy(update={"success": value, "errors": lost}) for value in successes]
+            members.append(
+                (name, [Member(name=name, seed=s, result=r, tasks=frozenset()) for s, r in enumerate(results)])
+            )
+            key = result.set_name, result.sampling
+            runs[name] = [
+                ComparedRun(name=name, run=evaluation.directory, results={key: one}, refused=()) for one in results
+            ]
+        comparison = GroupComparison(groups=runs, found=[compare_groups(*members)])
+        [decision] = decide_comparison(comparison, [parse_comparison("no-regression")])
+        assert decision.outcome == outcome
+        assert ("36 runs without a result" in decision.reason) == bool(errors)
+
+    def test_a_set_that_the_other_lacks_is_undecided(self, evaluation, other):
+        comparison = ms.compare(evaluation.path, other.path)
+        [first, second] = comparison.runs
+        [result] = evaluation.evaluations
+        more = {**first.results, ("hard", "greedy"): result}
+        comparison = replace(comparison, runs=[replace(first, results=more), second])
+        decisions = decide_comparison(comparison, [parse_comparison("no-regression")])
+        assert [decision.outcome for decision in decisions] == ["holds", "undecided"]
+        assert decisions[1].of.endswith("hard greedy")
+        assert "hard greedy" in comparison_summary(comparison, decisions)
+        [named] = decide_comparison(comparison, [parse_comparison(f"{result.set_name}: no-regression")])
+        assert named.outcome == "holds"
+        assert named.interval == comparison.found[0].interval
+        [hard] = decide_comparison(comparison, [parse_comparison("hard: better")])
+        assert hard.outcome == "undecided"
+        with pytest.raises(UsageError, check=lambda error: error.code == "requirement-invalid"):
+            decide_comparison(comparison, [parse_comparison("none: better")])
+
+    def test_equal_answers_of_own_functions_prove_little(self, tmp_path):
+        own = tmp_path / "bots.py"
+        own.write_text("async def one(task, session):\n    return '4'\n\ndef reply(messages): ...\n", encoding="utf-8")
+        agent, engines = {"type": f"{own}:one", "engine": "mine"}, {"mine": {"type": f"{own}:reply"}}
+        recipe, tasks = {"name": "own", "agent": agent, "engines": engines}, [{"question": "2 + 2?", "answer": "4"}]
+        runs = [
+            ms.evaluate(recipe, ms.tasks(tasks).test, reward="exact_match", out=tmp_path / name, quiet=True)
+            for name in "ab"
+        ]
+        comparison = ms.compare(*runs)
+        assert comparison.found[0].verdict == "the same"
+        requirements = [parse_comparison(text) for text in ("difference >= -1%", "better", "no-regression")]
+        found = [decision.outcome for decision in decide_comparison(comparison, requirements)]
+        assert found == ["undecided", "undecided", "holds"]
 
     def test_a_difference_may_be_undecided(self, evaluation, other, tmp_path, capsys):
         junit, summary = tmp_path / "tests.xml", tmp_path / "summary.md"

@@ -35,6 +35,15 @@ def test_what_is_not_there_is_said(evaluation, capsys, words, code):
     assert f"error[{code}]" in capsys.readouterr().err
 
 
+def test_a_file_that_is_there_stays_as_it_is(evaluation, tmp_path, capsys):
+    tasks = tmp_path / "mine.jsonl"
+    tasks.write_text("mine", encoding="utf-8")
+    for place in (tasks, tmp_path):
+        assert main(["failures", str(evaluation.path), "--tasks", str(place)]) == 2
+        assert "error[file-exists]" in capsys.readouterr().err
+    assert tasks.read_text(encoding="utf-8") == "mine"
+
+
 def test_an_empty_file_is_not_written(evaluation, tmp_path, capsys):
     words = ["--cause", "tool", "--tasks", str(tmp_path / "none.jsonl")]
     assert main(["failures", str(evaluation.path), *words]) == 2

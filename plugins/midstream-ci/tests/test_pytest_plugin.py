@@ -35,6 +35,22 @@ def test_two_evaluations_are_compared(in_project):
     in_project("\n".join(line[8:] for line in body.splitlines())).assert_outcomes(failed=1)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("require(RECIPE, None)", "*UsageError: nothing is required*"),
+        ("assert_success(RECIPE, at_least='80%')", "*UsageError: at_least = '80%' is not a number from 0 to 1*"),
+        ("assert_success(RECIPE, at_least=80)", "*UsageError: at_least = 80 is not a number from 0 to 1*"),
+        ("assert_success(RECIPE, at_least=1)", "*UsageError: 'success >= 1' can never hold*"),
+        ("assert_success(RECIPE, at_least=0.8)", "*: success >= 0.8 on *"),
+    ],
+)
+def test_what_is_required_is_said(in_project, call, said):
+    result = in_project(f"def test_bot(midstream):\n    midstream.{call}\n")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([said])
+
+
 def test_what_cannot_be_decided_is_refused_before_anything_runs(in_project):
     result = in_project("def test_bot(midstream):\n    midstream.require(RECIPE, None, 'pass@9 >= 0.5')\n")
     result.assert_outcomes(failed=1)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import midstream as ms
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import ErrorInfo
 from midstream.evaluation.estimates import exact_interval
+from midstream.recipe.inputs import run_recipe
 from midstream.report.evaluation import evaluated_trajectories
 from midstream_ci.requirements import Requirement, decide, decide_bounds, exit_code, parse_requirement
 
@@ -44,6 +46,12 @@ def test_it_is_read(text, set_name, metric, operator, bound):
 )
 def test_anything_else_is_refused(text):
     with pytest.raises(UsageError, check=lambda error: error.code == "requirement-invalid" and bool(error.fix)):
+        parse_requirement(text)
+
+
+@pytest.mark.parametrize("text", ["success >= 1", "pass@2 > 100%", "majority <= 0", "success < 0"])
+def test_what_can_never_hold_is_refused(text):
+    with pytest.raises(UsageError, match="can never hold", check=lambda error: error.code == "requirement-invalid"):
         parse_requirement(text)
 
 
@@ -77,7 +85,7 @@ class TestAnEvaluation:
             ("test: success >= 0.3", "holds"),
             ("errors <= 0", "holds"),
             ("tokens <= 10", "fails"),
-            ("cost_usd <= 0", "holds"),
+            ("cost_usd <= 0", "undecided"),  # a function of its own, without a price
             ("turns <= 1", "holds"),
             ("pass@3 >= 0.6", "holds"),  # every task was right once
             ("pass^3 >= 0.9", "fails"),
@@ -119,6 +127,62 @@ class TestAnEvaluation:
         monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: one)
         [decision] = decide(evaluation.directory, [parse_requirement(text)])
         assert decision.outcome == "undecided"
+        assert "from 30 such tasks on" in decision.reason
+
+    @pytest.mark.parametrize(
+        ("count", "text", "outcome"),
+        [(30, "turns <= 5", "holds"), (30, "turns < 1", "fails"), (29, "turns <= 5", "undecided")],
+    )
+    def test_equal_turns_of_many_tasks_decide(self, evaluation, monkeypatch, count, text, outcome):
+        [result] = evaluation.evaluations
+        some = next(trial for trial in evaluated_trajectories(evaluation.directory, result))
+        some = some.model_copy(update={"turns": some.turns[:1]})
+        assert len(some.turns) == 1
+        alike = [some.model_copy(update={"task_id": str(number)}) for number in range(count)]
+        monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: alike)
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == outcome
+        assert f"1.000 in every one of {count} tasks" in decision.reason
+
+    def test_advice_is_given_for_shares_alone(self, evaluation, monkeypatch):
+        [result] = evaluation.evaluations
+        every = list(evaluated_trajectories(evaluation.directory, result))
+        lengths = {task: place % 2 for place, task in enumerate(dict.fromkeys(trial.task_id for trial in every))}
+        some = next(trial.turns for trial in every if trial.turns)
+        mixed = [trial.model_copy(update={"turns": some[:1] * lengths[trial.task_id]}) for trial in every]
+        monkeypatch.setattr("midstream_ci.requirements.evaluated_trajectories", lambda run, result: mixed)
+        [decision] = decide(evaluation.directory, [parse_requirement("turns <= 0.5")])
+        assert decision.outcome == "undecided"
+        assert "would decide" not in decision.reason
+
+    @pytest.mark.parametrize(
+        ("text", "cost", "prices", "outcome"),
+        [
+            ("cost_usd <= 2", 0.5, {}, "undecided"),
+            ("cost_usd <= 2", 3.0, {}, "fails"),
+            ("cost_usd <= 2", 0.5, {"price_prompt_usd": 1.0, "price_completion_usd": 2.0}, "holds"),
+            ("tokens <= 1", 0.5, {}, "fails"),
+        ],
+    )
+    def test_what_has_no_price_may_cost_more(self, evaluation, monkeypatch, text, cost, prices, outcome):
+        table = {"type": "openai_compatible", "model": "of-mine", **prices}
+        engines = {"main": parse_component("engine", table, "engines.main")}
+        recipe = run_recipe(evaluation.directory).model_copy(update={"engines": engines})
+        monkeypatch.setattr("midstream_ci.requirements.run_recipe", lambda run: recipe)
+        found = [evaluation.evaluations[0].model_copy(update={"cost_usd": cost})]
+        monkeypatch.setattr(type(evaluation.directory.evaluations), "read", lambda file: found)
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == outcome
+        assert ("engines.main has no price" in decision.reason) == (text.startswith("cost") and not prices)
+
+    @pytest.mark.parametrize("text", ["cost_usd <= 2", "tokens <= 2"])
+    def test_without_a_counted_request_a_sum_is_not_known(self, evaluation, monkeypatch, text):
+        [result] = evaluation.evaluations
+        nothing = result.model_copy(update={"cost_usd": 0.0, "prompt_tokens": 0, "completion_tokens": 0})
+        monkeypatch.setattr(type(evaluation.directory.evaluations), "read", lambda file: [nothing])
+        [decision] = decide(evaluation.directory, [parse_requirement(text)])
+        assert decision.outcome == "undecided"
+        assert "no request was counted" in decision.reason
 
 
 @given(st.integers(1, 60), st.data())

@@ -8,7 +8,7 @@ import midstream as ms
 from midstream.recipe.schema import Recipe
 from midstream_ci import options as shared
 from midstream_ci.junit import evaluation_junit
-from midstream_ci.requirements import decide, parse_requirement, require_decidable
+from midstream_ci.requirements import decide, parse_requirement, require_decidable, require_priced
 from midstream_ci.summary import evaluation_summary
 
 
@@ -19,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace, recipe: Recipe) -> None:
     """Refuse what an evaluation of the recipe cannot decide, before it starts."""
+    check_sets(options, recipe)
+    require_priced(options.requirements, recipe.engines)
+
+
+def check_sets(options: argparse.Namespace, recipe: Recipe) -> None:
+    """Refuse requirements on sets and trials that the recipe has not."""
     sets = [chosen.name for chosen in recipe.evaluation.sets]
     # Tasks that a run learned from become sets of their own.
     learned = {f"{name}-learned" for name in sets} & {requirement.set_name for requirement in options.requirements}

@@ -49,7 +49,12 @@ def run(options: argparse.Namespace) -> int:
                 fix="name another --cause or --where",
             )
         options.tasks.parent.mkdir(parents=True, exist_ok=True)
-        options.tasks.write_text("".join(f"{line}\n" for line in tasks.values()), encoding="utf-8")
+        try:
+            with options.tasks.open("x", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in tasks.values())
+        except FileExistsError as error:
+            what = f"{options.tasks} is there already"
+            raise UsageError(what, code="file-exists", fix="give another name: --tasks FILE") from error
     record = [
         {"cause": cause, "runs": [run.id for run in alike], "tasks": [*tasks_of(alike)]}
         for cause, alike in causes.items()

@@ -9,6 +9,7 @@ For example:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Unpack
 
@@ -16,6 +17,7 @@ import pytest
 
 import midstream as ms
 from midstream.api import AnyAgent, EvaluateOptions
+from midstream.core.errors import UsageError
 from midstream.core.events import AgentBuilt, RunEvent
 from midstream.interface.tasks import Tasks
 from midstream.report.progress import print_warnings
@@ -42,15 +44,33 @@ class Guard:
         self, agent: AnyAgent, tasks: Tasks | None = None, *, at_least: float, **options: Unpack[EvaluateOptions]
     ) -> ms.Run:
         """Require that the mean success on every set is at least this, as its 95 % interval shows; from 0 to 1."""
-        return self.require(agent, tasks, f"success >= {at_least:.12f}", **options)
+        __tracebackhide__ = True
+        if not isinstance(at_least, Real) or not 0 <= at_least <= 1:
+            raise UsageError(
+                f"at_least = {at_least!r} is not a number from 0 to 1",
+                code="requirement-invalid",
+                fix="e.g. at_least=0.8 for 80 %",
+            )
+        # A requirement has no exponent.
+        bound = f"{float(at_least):.12f}".rstrip("0").rstrip(".")
+        return self.require(agent, tasks, f"success >= {bound}", **options)
 
     def require(
         self, agent: AnyAgent, tasks: Tasks | None, *requirements: str, **options: Unpack[EvaluateOptions]
     ) -> ms.Run:
-        """Require e.g. "success >= 0.8" and "cost_usd <= 0.5"; returns the evaluation."""
+        """Require e.g. "success >= 0.8" and "cost_usd <= 0.5", at least one; returns the evaluation.
+
+        Raises `UsageError` without a requirement, and for one that the evaluation cannot decide.
+        """
         __tracebackhide__ = True
+        if not requirements:
+            raise UsageError(
+                "nothing is required, so this test could not fail",
+                code="missing-option",
+                fix='require(agent, tasks, "success >= 0.8"), or evaluate(agent, tasks) to evaluate alone',
+            )
         parsed = [parse_requirement(text) for text in requirements]
-        inner = options.get("listener", print_warnings)
+        inner = options.get("listener") or print_warnings
 
         def listen(event: RunEvent) -> None:
             if isinstance(event, AgentBuilt):

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from midstream.core.errors import UsageError
 from midstream_ci.requirements import Decision, Requirement, exit_code
@@ -22,8 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser, parse: Callable[[str], Requir
 
     text = f"exit with 3 if this fails, 4 if it is undecided, e.g. {example!r} (again for several)"
     parser.add_argument("--require", dest="requirements", action="append", default=[], type=parsed, help=text)
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, with a case for each task")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="write a summary in Markdown")
+    files = {"--junit": "write a JUnit file, with a case for each task", "--summary": "write a summary in Markdown"}
+    for name, help in files.items():
+        parser.add_argument(name, type=Path, action=_Written, metavar="FILE", help=help)
+
+
+class _Written(argparse.Action):
+    """A file to write, which is refused before the work where it could not be written, or would be written twice."""
+
+    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, path: Any, _: Any = None) -> None:
+        if path.is_dir():
+            raise argparse.ArgumentError(self, f"{path} is a directory: name a file in it")
+        others = {name: getattr(options, name) for name in ("junit", "summary") if name != self.dest}
+        for name, other in others.items():
+            if other is not None and other.resolve() == path.resolve():
+                raise argparse.ArgumentError(self, f"{path} is the file of --{name}: name another")
+        setattr(options, self.dest, path)
 
 
 def finish(

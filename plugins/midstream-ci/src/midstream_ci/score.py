@@ -81,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Score, show the new evaluation, and decide its requirements."""
-    after_eval.check(options, run_recipe(RunDirectory.open(Path(options.evaluation))))
+    # Engines that only the stored runs asked need no price: they are not asked again.
+    after_eval.check_sets(options, run_recipe(RunDirectory.open(Path(options.evaluation))))
     found = score(
         options.evaluation,
         options.reward,

@@ -12,12 +12,12 @@ from midstream.evaluation.pairs import Paired
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.report.numbers import dollars, number, percent
 from midstream.runs import RunDirectory
-from midstream_ci.comparisons import Compared
+from midstream_ci.comparisons import Compared, without_result
 from midstream_ci.requirements import Decision, Outcome
 
 _SHOWN = 20
 _MARKS_OF_MARKDOWN = re.compile(r"[\\`*_\[\]!@|<]")
-_LONGEST = 120
+_LONGEST, _LONGEST_REASON = 120, 500
 _MARKS: dict[Outcome, str] = {"holds": "✅ holds", "fails": "❌ fails", "undecided": "❔ undecided"}
 
 
@@ -59,6 +59,7 @@ def comparison_summary(comparison: Compared, decisions: Sequence[Decision]) -> s
     for pair in comparison.found:
         between = " to ".join(f"{100 * bound:+.1f}" for bound in pair.interval) if pair.interval else "none"
         tally = f"{pair.wins} won, {pair.losses} lost, {pair.ties} tied" if isinstance(pair, Paired) else pair.method
+        tally += f"; without a result: {lost}" if (lost := without_result(comparison, pair)) else ""
         rows.append(
             (pair.set_name, pair.sampling, pair.first, pair.other, f"{100 * pair.difference:+.1f}", between,
              pair.verdict or "", tally)
@@ -70,16 +71,16 @@ def comparison_summary(comparison: Compared, decisions: Sequence[Decision]) -> s
 
 def _decided(decisions: Sequence[Decision]) -> list[str]:
     rows = [(_MARKS[one.outcome], one.requirement, one.of, one.reason) for one in decisions]
-    return [_table(("", "requirement", "on", "why"), rows)] if rows else []
+    return [_table(("", "requirement", "on", "why"), rows, _LONGEST_REASON)] if rows else []
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], longest: int = _LONGEST) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_cell(text, longest) for text in line)} |" for line in lines)
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, longest: int) -> str:
     """A text that stays in its cell."""
-    plain = "".join(mark if mark.isprintable() else " " for mark in shorten(" ".join(text.split()), _LONGEST))
+    plain = "".join(mark if mark.isprintable() else " " for mark in shorten(" ".join(text.split()), longest))
     # A model's text makes no picture, link or mention in somebody's page.
     return _MARKS_OF_MARKDOWN.sub(lambda mark: f"&#{ord(mark[0])};", plain)
