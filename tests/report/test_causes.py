@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, Trajectory, Turn, Verdict
 from midstream.report.causes import cause_of, matches, tasks_of
+from midstream.sources.file import FileTasksConfig
 
 
 def turn(**fields) -> Turn:
@@ -49,9 +50,30 @@ def test_a_run_has_one_cause(fields, cause):
 
 
 def test_runs_of_a_task_make_one_line_that_is_safe_to_print():
-    runs = [trajectory(question="\x9b?", family="sum"), trajectory(), trajectory(question="\x9b?", family="sum")]
+    runs = [trajectory(question="\x9b?", family="sum"), trajectory(question="\x9b?", family="sum")]
     assert tasks_of(runs) == {"t": '{"id": "t", "question": "\\u009b?", "answer": "6", "family": "sum"}'}
     assert json.loads(tasks_of(runs)["t"])["question"] == "\x9b?"
+
+
+def test_any_tasks_make_a_file_that_is_read(tmp_path):
+    runs = [
+        trajectory(task_id="a", question="2 + 4?"),
+        trajectory(task_id="a", question="3 + 4?", gold="7"),  # of another set
+        trajectory(task_id="a-2", question="4 + 4?", gold="8"),
+        trajectory(task_id="a", question="5 + 4?", gold="9"),
+        trajectory(task_id="b", question="2 +  4?"),  # again under another id
+        trajectory(task_id="c", question="2 + 4?", gold="six"),  # and with another answer
+    ]
+    lines = tasks_of(runs)
+    answers = {"a": "6", "a-2": "7", "a-2-2": "8", "a-3": "9"}
+    assert {name: json.loads(line)["answer"] for name, line in lines.items()} == answers
+    (tmp_path / "t.jsonl").write_text("\n".join(lines.values()), encoding="utf-8")
+    tasks = FileTasksConfig(path=tmp_path / "t.jsonl").build().tasks("test")
+    assert {task.id: task.answer for task in tasks} == answers
+
+
+def test_tasks_without_a_question_stay_apart():
+    assert [*tasks_of([trajectory(task_id=task, question="") for task in "aba"])] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +102,13 @@ def test_an_expression_chooses(expression, count):
 def test_any_other_expression_is_refused(expression):
     with pytest.raises(UsageError, check=lambda error: error.code == "expression-invalid"):
         matches(trajectory(), expression)
+
+
+def test_an_expression_that_fails_on_one_run_names_it():
+    with pytest.raises(UsageError, match=r"cannot be evaluated for t#0: ") as raised:
+        matches(trajectory(), "1 / turns > 0")
+    assert raised.value.code == "expression-invalid"
+    assert matches(trajectory(turns=(turn(),)), "1 / turns > 0")
 
 
 @given(st.text(max_size=200))

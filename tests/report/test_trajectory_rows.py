@@ -198,10 +198,18 @@ def test_outcomes_in_words():
     assert outcome_words({}) == []
     assert outcome_words({"success": True}) == ["done"]
     assert outcome_words({"success": True, "turns": [{"state": [2, 2]}]}) == ["done, 1 user turn"]
-    assert outcome_words({"turns": [1, {"state": [0, 2], "note": "x"}]}) == [
+    assert outcome_words({"success": False, "turns": [1, {"state": [0, 2], "note": "x"}]}) == [
         "not done, 2 user turns",
         "user turn 2: state 0 of 2",
     ]
+
+
+def test_counters_of_the_gateway_are_facts_and_no_check():
+    counted = math_stream().model_copy(update={"outcome": {"refused: request-refused": 1, "retried": 2}})
+    text = rows(shown(counted))
+    assert "outcome refused: request-refused: 1" in text
+    assert "retried: 2" in text
+    assert not any("done" in row for row in text)
 
 
 def test_the_page_marks_what_was_put_in_by_a_tone_and_by_a_sign():
@@ -232,8 +240,9 @@ def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
             }
         )
     )
+    outcome = {"success": False, "turns": [{evil: [0, 1]}]}
     one = math_stream().model_copy(
-        update={"turns": (turn,), "closing_calls": (reply(hostile, "length"),), "outcome": {"turns": [{evil: [0, 1]}]}}
+        update={"turns": (turn,), "closing_calls": (reply(hostile, "length"),), "outcome": outcome}
     )
     text = shown(one, width=400)
     assert "\x1b" not in text

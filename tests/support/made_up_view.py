@@ -164,13 +164,17 @@ def group(task: str, hostile: str) -> Document:
 
 def failures(rows: Sequence[Document], hostile: str) -> Document:
     """The `Failures` of a part: those without an answer, and those that a hostile judge has words on."""
-    wrong = [{**row, "gold": "4120"} for row in rows if row["status"] == "error" or not row["reward"]]
+    wrong = [
+        {**row, "gold": "4120", "line": row["task"]} for row in rows if row["status"] == "error" or not row["reward"]
+    ]
     causes = [
         {"cause": f"reward: {hostile}"[:120], "words": hostile, "rollouts": wrong[: len(wrong) // 2]},
         {"cause": "no answer", "words": "", "rollouts": wrong[len(wrong) // 2 :]},
     ]
-    tasks = {row["task"]: json.dumps({"id": row["task"], "question": row["question"]}) for row in wrong}
-    return {"count": len(rows), "causes": causes, "tasks": tasks}
+    tasks = {
+        row["task"]: json.dumps({"id": row["task"], "question": row["question"], "answer": "4120"}) for row in wrong
+    }
+    return {"count": len(rows), "causes": causes, "tasks": tasks, "unread": 0, "warnings": []}
 
 
 def tokens(n: int) -> Document:

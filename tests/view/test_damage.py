@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -171,3 +172,25 @@ def test_hostile_texts_come_back_as_plain_text(tmp_path: Path, runs: Path) -> No
         assert "\\x1b[2J" in shown["question"]
         assert len(shown["answer"]) > 100_000
         assert len(client.get(f"{part}?text={quote('</SCRIPT><!--')}")["entries"]) == 2
+
+
+def test_failures_of_a_damaged_part_say_what_cannot_be_read(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "training", tmp_path / "run")
+    file, failures = tmp_path / "run" / "trajectories" / "step-000002.jsonl.gz", "run/run/part/step-000002/failures"
+    whole = file.read_bytes()
+    with viewing(tmp_path) as client:
+        before = client.get(failures)
+        file.write_bytes(whole[: len(whole) // 2])
+        cut = client.get(failures)
+        assert "step-000002.jsonl.gz is damaged" in " ".join(cut["warnings"])
+        assert cut["count"] < before["count"]
+        # A line that the index can read, and that is no trajectory.
+        place = before["causes"][0]["rollouts"][0]["place"]
+        lines = [json.loads(line) for line in gzip.decompress(whole).splitlines()]
+        lines[place]["turns"] = 5
+        file.write_bytes(gzip.compress(b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+        found = client.get(failures)
+        assert (found["unread"], found["warnings"], found["count"]) == (1, [], before["count"])
+        listed = [rollout["place"] for group in found["causes"] for rollout in group["rollouts"]]
+        assert len(listed) == sum(len(group["rollouts"]) for group in before["causes"]) - 1
+        assert place not in listed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from urllib.parse import quote
@@ -137,6 +138,10 @@ def test_failures_have_causes_that_open_lists_and_tasks_that_evaluate(client: Cl
         assert {cause_of(step[place]) for place in names(listed)} == {group["cause"]}
         assert group["rollouts"][0]["gold"] == step[names(listed)[0]].gold
     assert found["tasks"] == tasks_of(step[place] for place in wrong)
+    assert (found["unread"], found["warnings"]) == (0, [])
+    lines = {rollout["place"]: rollout["line"] for group in found["causes"] for rollout in group["rollouts"]}
+    for place, line in lines.items():
+        assert json.loads(found["tasks"][line])["question"] == step[place].question
 
 
 def test_a_group_has_the_advantages_of_training(client: Client, step: list[Trajectory]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,10 +213,52 @@ def test_failures_open_their_list_and_what_is_chosen_is_saved_as_tasks(open_page
     written = (tmp_path / "tasks.jsonl").read_text(encoding="utf-8")
     assert written == "".join(f"{document['tasks'][task]}\n" for task in tasks)
     assert "midstream eval RECIPE --tasks" in page.locator(".notice").inner_text()
+    page.get_by_text("A run keeps one correct answer of each task").wait_for()
     page.get_by_role("link", name="no answer", exact=True).click()
     page.get_by_text(f"{len(document['causes'][1]['rollouts'])} rollouts fit").wait_for()
     page.get_by_label("Any cause").click()
     until(page, "location.hash.indexOf('cause') < 0")
+
+
+def test_tasks_of_one_id_are_saved_apart_and_another_answer_is_named(open_page, tmp_path):
+    documents = made_up_view.documents()
+    failures = documents[f"run/{RUN}/part/step-000012/failures"]
+    first, second, *_ = failures["causes"][0]["rollouts"]
+    name = first["task"]
+    assert second["task"] == name
+    failures["tasks"][f"{name}-2"] = json.dumps({"id": f"{name}-2", "question": "Another?", "answer": ""})
+    second |= {"line": f"{name}-2", "gold": "five"}
+    page = open_page(f"{STEP}?view=failures", documents=documents)
+    for rollout in (first, second):
+        page.get_by_label(f"Choose rollout {rollout['place']}", exact=True).check()
+    page.get_by_text("1 rollout has another correct answer").wait_for()
+    page.get_by_text("1 task has no correct answer in the run").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as tasks").click()
+    download.value.save_as(tmp_path / "tasks.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in rows] == [name, f"{name}-2"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, ["Every rollout here is right."]),
+        ({"unread": 2}, ["2 rollouts cannot be read.", "No rollout that failed can be read."]),
+        (
+            {"count": 100, "warnings": ["a.gz is damaged"]},
+            ["200 rollouts cannot be read.", "a.gz is damaged", "Every rollout that can be read is right."],
+        ),
+        ({"count": 0, "warnings": ["a.gz is damaged"]}, ["300 rollouts cannot be read.", "No rollout that failed"]),
+    ],
+)
+def test_only_a_part_that_was_read_is_called_right(open_page, changed, words):
+    documents = made_up_view.documents()
+    documents[f"run/{RUN}/part/step-000012/failures"] |= {"causes": [], "tasks": {}, **changed}
+    page = open_page(f"{STEP}?view=failures", documents=documents)
+    for each in words:
+        page.get_by_text(each).wait_for()
+    assert page.get_by_text("is right.").count() == sum("is right." in each for each in words)
 
 
 def test_a_family_opens_what_failed_of_it(open_page):

@@ -57,11 +57,36 @@ function Cause({ run, part, group, total, chosen, choose }) {
   );
 }
 
+const rolloutsOf = (doc) => doc.causes.flatMap((group) => group.rollouts);
+
 /** The lines of the tasks of chosen rollouts, in the order of the page: what `midstream failures --tasks` writes. */
-const linesOf = (doc, chosen) => {
-  const rollouts = doc.causes.flatMap((group) => group.rollouts).filter((rollout) => chosen.has(rollout.place));
-  return [...new Set(rollouts.map((rollout) => rollout.task))].map((task) => `${doc.tasks[task]}\n`);
-};
+const linesOf = (doc, rollouts) => [...new Set(rollouts.map((rollout) => rollout.line))].map((line) => `${doc.tasks[line]}\n`);
+
+const NOT_KEPT =
+  "A run keeps one correct answer of each task. Where a task has others (aliases), a reward of its own or more fields, add them to the file: else a right answer may count as wrong.";
+
+/** What the file of chosen rollouts lacks. */
+function notesOf(doc, rollouts, lines) {
+  // The document holds the beginning of a long answer.
+  const unlike = rollouts.filter(({ line, gold }) => {
+    const kept = visible(JSON.parse(doc.tasks[line]).answer);
+    return gold.length < 400 ? kept !== gold : !kept.startsWith(gold);
+  }).length;
+  const empty = lines.filter((line) => !JSON.parse(line).answer).length;
+  return [
+    NOT_KEPT,
+    unlike > 0 && `${counted(unlike, "rollout has", "rollouts have")} another correct answer to a question that is in the file: the first one is kept.`,
+    empty > 0 && `${counted(empty, "task has", "tasks have")} no correct answer in the run: fill it in.`,
+  ].filter(Boolean);
+}
+
+/** What could not be read: `lost` rollouts, if their number is known. */
+const Unread = ({ lost, warnings }) => (
+  <div class="notice warn">
+    <p><b>{lost ? counted(lost, "rollout") : "Some rollouts"} cannot be read.</b></p>
+    {warnings.map((text) => <p key={text}><Short text={text} limit={600} /></p>)}
+  </div>
+);
 
 function download(name, lines) {
   const link = document.createElement("a");
@@ -83,7 +108,7 @@ export function Failures({ run, part }) {
     setSaved("");
   };
   const save = () => {
-    const lines = state.doc ? linesOf(state.doc, chosen) : [];
+    const lines = state.doc ? linesOf(state.doc, rolloutsOf(state.doc).filter((rollout) => chosen.has(rollout.place))) : [];
     if (!lines.length) return false;
     const name = `${run}-${part}-failures.jsonl`.replace(/[^\w.=+-]+/g, "-");
     download(name, lines);
@@ -104,11 +129,21 @@ export function Failures({ run, part }) {
       <Head run={run} part={part} info={about.doc?.part} view="failures" />
       <Shown state={state}>
         {(doc) => {
-          const places = doc.causes.flatMap((group) => group.rollouts.map((rollout) => rollout.place));
-          if (!places.length) return <p class="empty">Every rollout here is right.</p>;
-          const lines = linesOf(doc, chosen);
+          const rollouts = rolloutsOf(doc);
+          const places = rollouts.map((rollout) => rollout.place);
+          const damaged = doc.unread > 0 || doc.warnings.length > 0;
+          // Of a damaged file not even the list is whole; a run at work merely has more than its part had.
+          const lost = doc.unread + (doc.warnings.length ? Math.max(0, (about.doc?.part?.count ?? 0) - doc.count) : 0);
+          const unread = damaged && <Unread lost={lost} warnings={doc.warnings} />;
+          if (!places.length) {
+            const words = !damaged ? "Every rollout here is right." : doc.unread || !doc.count ? "No rollout that failed can be read." : "Every rollout that can be read is right.";
+            return <>{unread}<p class="empty">{words}</p></>;
+          }
+          const taken = rollouts.filter((rollout) => chosen.has(rollout.place));
+          const lines = linesOf(doc, taken);
           return (
             <>
+              {unread}
               <p class="soft count">
                 {integer(places.length)} of {counted(doc.count, "rollout")} ({percent(places.length / doc.count)}) {places.length === 1 ? "is" : "are"} not right, by {counted(doc.causes.length, "cause")}.
               </p>
@@ -119,6 +154,7 @@ export function Failures({ run, part }) {
                   {chosen.size ? `${counted(chosen.size, "rollout")} of ${counted(lines.length, "task")} chosen` : "Choose causes or rollouts to make a file of their tasks."}
                 </span>
               </div>
+              {lines.length > 0 && notesOf(doc, taken, lines).map((text) => <p class="soft" key={text}>{text}</p>)}
               {saved && <div class="notice"><p>Saved <Text text={saved} />. This evaluates an agent on these tasks:</p><pre>midstream eval RECIPE --tasks {saved}</pre></div>}
               <ul class="causes">
                 {doc.causes.map((group) => <Cause key={group.cause} run={run} part={part} group={group} total={doc.count} chosen={chosen} choose={choose} />)}

@@ -82,16 +82,30 @@ def matches(run: Trajectory, expression: str) -> bool:
         return bool(parser.eval(expression))
     except Exception as error:  # a user's text may fail in any way, too deep a nesting included
         raise UsageError(
-            f"the expression {expression!r} cannot be evaluated: {error}",
+            f"the expression {expression!r} cannot be evaluated for {run.id}: {error}",
             code="expression-invalid",
             fix=f"e.g. 'turns > 3 and \"python\" in tools'; names: {', '.join(FIELDS)}",
         ) from error
 
 
 def tasks_of(runs: Iterable[Trajectory]) -> dict[str, str]:
-    """The task of each run as a line of a file that `--tasks FILE` reads, by the task's id."""
-    rows = {
-        run.task_id: {"id": run.task_id, "question": run.question, "answer": run.gold or "", "family": run.family}
-        for run in runs
-    }
-    return {task: visible(json.dumps(row, ensure_ascii=False)) for task, row in rows.items()}
+    """The tasks of runs as lines of a file that `--tasks FILE` reads, by their ids there (`add_task`)."""
+    lines, ids = dict[str, str](), dict[str, str]()
+    for run in runs:
+        add_task(run, lines, ids)
+    return lines
+
+
+def add_task(run: Trajectory, lines: dict[str, str], ids: dict[str, str]) -> str:
+    """Add the task of a run to `lines` if its question is new; returns the id of its line.
+
+    `ids` are those of the questions: a file may not repeat one, so the first answer stays. A question whose id another
+    one has gets its own, such as "a-2".
+    """
+    asked, name, number = " ".join(run.question.split()) or run.task_id, run.task_id, 2
+    if asked not in ids:
+        while name in lines:
+            name, number = f"{run.task_id}-{number}", number + 1
+        row = {"id": name, "question": run.question, "answer": run.gold or "", "family": run.family or None}
+        ids[asked], lines[name] = name, visible(json.dumps(row, ensure_ascii=False))
+    return ids[asked]

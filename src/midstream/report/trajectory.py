@@ -252,9 +252,9 @@ def output_row(observation: Observation) -> Row:
 
 
 def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
-    """What a dialogue's check found: in a line whether it was done, then what each user turn lacks."""
-    if not outcome:
-        return []
+    """What a dialogue's check found: whether it was done, then what each user turn lacks; otherwise the facts."""
+    if "success" not in outcome:  # a program has the gateway's counters
+        return [f"{name}: {shorten(json.dumps(fact), _VOTE)}" for name, fact in outcome.items()]
     turns = outcome.get("turns")
     turns = turns if isinstance(turns, list) else []
     done = "done" if outcome.get("success") else "not done"

@@ -17,7 +17,7 @@ from midstream.core.errors import RunError, UsageError
 from midstream.core.text import visible
 from midstream.core.trajectory import Trajectory
 from midstream.report.blocks import Block, safe
-from midstream.report.causes import cause_of, matches, reason_of, tasks_of
+from midstream.report.causes import add_task, cause_of, matches, reason_of
 from midstream.runs.segments import Entry
 from midstream.view.parts import Part, records
 
@@ -114,19 +114,20 @@ def failures(part: Part, count: int) -> Block:
     wrong = Filter(reward="wrong")
     places = [place for place, entry in enumerate(part.entries[:count]) if wrong.takes(entry)]
     causes: dict[str, Block] = {}
-    tasks: dict[str, str] = {}
+    tasks, ids = dict[str, str](), dict[str, str]()
     try:
         for place, record in zip(places, records(part, places), strict=True):
-            with suppress(ValidationError):  # the list says that it cannot be read
+            with suppress(ValidationError):  # which is counted as unread
                 run = Trajectory.model_validate(record)
                 cause, words = cause_of(run), reason_of(run)[1][:_LONGEST]
                 row = {**_entry(place, part.entries[place], record), "gold": (run.gold or "")[:_LONGEST]}
+                row["line"] = add_task(run, tasks, ids)
                 causes.setdefault(cause, {"cause": cause, "words": words, "rollouts": []})["rollouts"].append(row)
-                tasks |= tasks_of([run])
     except RunError as error:
         part.damage = part.damage or error.what
     ordered = sorted(causes.values(), key=lambda found: -len(found["rollouts"]))
-    return safe({"count": count, "causes": ordered, "tasks": tasks})
+    found = {"count": count, "causes": ordered, "tasks": tasks, "warnings": [part.damage] * bool(part.damage)}
+    return safe({**found, "unread": len(places) - sum(len(group["rollouts"]) for group in ordered)})
 
 
 def _entry(place: int, entry: Entry, record: Block) -> Block:
