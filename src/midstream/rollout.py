@@ -327,6 +327,7 @@ class _Run:
                 "rollout_index": self.index,
                 "family": self.task.family,
                 "gold": self.task.answer,
+                "aliases": tuple(self.task.answers[1:]),
                 "attempts": len(attempts),
                 "sandbox": self.environment.sandbox,
                 "lessons": lessons_digest(self.lessons),

@@ -8,6 +8,7 @@ RECIPE, sessions, train  callers run the agent that learns: they get the tasks o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing, media_of
-from midstream.gateway.server import Gateway, PendingReply, Step, now
+from midstream.gateway.server import Gateway, PendingReply, Step
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.lessons.feedback import FilteredAgent
 from midstream.process import build_for, open_budget, running
@@ -244,7 +245,7 @@ class AnsweringAgent:
         reply = ChatReply(
             id=f"{ended.seed:016x}",
             model=chat.model,
-            created=now(),
+            created=int(time.time()),
             text=ended.answer or "",
             finish="stop",
             prompt_tokens=usage.prompt_tokens,

@@ -213,7 +213,7 @@ def test_failures_open_their_list_and_what_is_chosen_is_saved_as_tasks(open_page
     written = (tmp_path / "tasks.jsonl").read_text(encoding="utf-8")
     assert written == "".join(f"{document['tasks'][task]}\n" for task in tasks)
     assert "midstream eval RECIPE --tasks" in page.locator(".notice").inner_text()
-    page.get_by_text("A run keeps one correct answer of each task").wait_for()
+    page.get_by_text("A run keeps no reward of a task's own").wait_for()
     page.get_by_role("link", name="no answer", exact=True).click()
     page.get_by_text(f"{len(document['causes'][1]['rollouts'])} rollouts fit").wait_for()
     page.get_by_label("Any cause").click()

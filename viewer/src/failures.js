@@ -63,13 +63,13 @@ const rolloutsOf = (doc) => doc.causes.flatMap((group) => group.rollouts);
 const linesOf = (doc, rollouts) => [...new Set(rollouts.map((rollout) => rollout.line))].map((line) => `${doc.tasks[line]}\n`);
 
 const NOT_KEPT =
-  "A run keeps one correct answer of each task. Where a task has others (aliases), a reward of its own or more fields, add them to the file: else a right answer may count as wrong.";
+  "A run keeps no reward of a task's own and none of its other fields: add them to the file, or a right answer may count as wrong.";
 
 /** What the file of chosen rollouts lacks. */
 function notesOf(doc, rollouts, lines) {
   // The document holds the beginning of a long answer.
   const unlike = rollouts.filter(({ line, gold }) => {
-    const kept = visible(JSON.parse(doc.tasks[line]).answer);
+    const kept = visible([JSON.parse(doc.tasks[line]).answer].flat()[0]);
     return gold.length < 400 ? kept !== gold : !kept.startsWith(gold);
   }).length;
   const empty = lines.filter((line) => !JSON.parse(line).answer).length;

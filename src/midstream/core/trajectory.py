@@ -301,6 +301,7 @@ class Trajectory(Frozen):
     final: str = ""  # the whole reply of the answer, without thoughts; empty for programs and dialogues
     held_back: str = ""  # why `agent.filter` held the answer back; "" if it did not
     gold: str | None = None
+    aliases: tuple[str, ...] = ()  # other answers that count as right
     reward: Score | None = None
     stop_reason: StopReason = "turn_limit"
     status: Literal["ok", "error"] = "ok"  # "error" if something around the model failed

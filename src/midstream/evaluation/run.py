@@ -189,7 +189,7 @@ class Summary:
                 self._with_rule += 1
                 self._disagreements += (value(trial) >= 1) != (_rule(trial) >= 1)
             # The last words of a dialogue are no answer, so its majority means nothing.
-            self._dialogues |= bool(trial.outcome)
+            self._dialogues |= "success" in trial.outcome
             if self.first_malformed is None and "malformed" in tools_of(trial):
                 self.first_malformed = trial
             self._tally.add(trial)

@@ -17,7 +17,6 @@ import asyncio
 import os
 import secrets
 import threading
-import time
 from asyncio import FIRST_COMPLETED
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -372,8 +371,3 @@ class ApiEndpoint:
         finally:
             news.cancel()
             gone.cancel()
-
-
-def now() -> int:
-    """Unix seconds."""
-    return int(time.time())

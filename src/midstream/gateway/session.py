@@ -41,7 +41,7 @@ from midstream.gateway.forms import (
     parts_of,
 )
 from midstream.gateway.parsers import parse_reply
-from midstream.gateway.server import Gateway, PendingReply, Step, now
+from midstream.gateway.server import Gateway, PendingReply, Step
 from midstream.gateway.settings import POLICY, SessionSettings
 
 
@@ -294,7 +294,7 @@ class AgentSession:
         pending.reply = ChatReply(
             id=f"{seed:016x}",
             model=chat.model,
-            created=now(),
+            created=int(time.time()),
             text=text,
             thoughts=thoughts,
             tool_uses=uses,

@@ -106,6 +106,7 @@ def add_task(run: Trajectory, lines: dict[str, str], ids: dict[str, str]) -> str
     if asked not in ids:
         while name in lines:
             name, number = f"{run.task_id}-{number}", number + 1
-        row = {"id": name, "question": run.question, "answer": run.gold or "", "family": run.family or None}
+        answer = [run.gold, *run.aliases] if run.aliases else run.gold or ""
+        row = {"id": name, "question": run.question, "answer": answer, "family": run.family or None}
         ids[asked], lines[name] = name, visible(json.dumps(row, ensure_ascii=False))
     return ids[asked]

@@ -315,7 +315,7 @@ def task_list(trajectories: Iterable[Trajectory]) -> Iterator[Block | None]:
         rows: list[tuple[str, Cell]] = [("question", shorten(trajectory.question, _TEXT_LIMIT))]
         if trajectory.error:
             rows.append(("error", cell(trajectory.error.line, "warn")))
-        if trajectory.outcome:
+        if "success" in trajectory.outcome:
             rows.append(("outcome", "; ".join(outcome_words(trajectory.outcome))))
         else:
             answer = "(none)" if trajectory.answer is None else trajectory.answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,10 +12,15 @@ from midstream.core.errors import UsageError
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
 from midstream.report.blocks import code, table, text
-from midstream.report.causes import cause_of, matches, tasks_of
+from midstream.report.causes import add_task, cause_of, matches, tasks_of
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.report.numbers import counted, number
 from midstream.runs import RunDirectory
+
+_NOT_KEPT = (
+    "A run keeps no reward of a task's own and none of its other fields: add them to the file, or a right answer may "
+    "count as wrong."
+)
 
 HELP = "runs that are not right, grouped by cause; their tasks as a file"
 
@@ -40,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
     ordered = sorted(found.items(), key=lambda cause: -len(cause[1]))
     causes = {cause: alike for cause, alike in ordered if cause.startswith(options.cause or "")}
     runs = [run for alike in causes.values() for run in alike]
-    tasks = tasks_of(runs)
+    tasks, ids = dict[str, str](), dict[str, str]()
+    # Runs of two sets may have equal ids.
+    named = {cause: [add_task(run, tasks, ids) for run in alike] for cause, alike in causes.items()}
     if options.tasks is not None:
         if not tasks:
             raise UsageError(
@@ -56,12 +64,18 @@ def run(options: argparse.Namespace) -> int:
             what = f"{options.tasks} is there already"
             raise UsageError(what, code="file-exists", fix="give another name: --tasks FILE") from error
     record = [
-        {"cause": cause, "runs": [run.id for run in alike], "tasks": [*tasks_of(alike)]}
+        {"cause": cause, "runs": [run.id for run in alike], "tasks": [*dict.fromkeys(named[cause])]}
         for cause, alike in causes.items()
     ]
     written = f"{counted(len(tasks), 'task')} in {options.tasks}" if options.tasks is not None else ""
     title = f"{counted(len(runs), 'run')} of {counted(len(tasks), 'task')}, by cause"
     parts = [text(title, "strong"), _causes(causes), code(written)]
+    if written:
+        kept = (json.loads(tasks[add_task(run, tasks, ids)])["answer"] for run in runs)
+        firsts = (answer[0] if isinstance(answer, list) else answer for answer in kept)
+        unlike = sum(first != (run.gold or "") for first, run in zip(firsts, runs, strict=True))
+        words = f"{counted(unlike, 'run')} had another correct answer to a question in the file: the first one is kept."
+        parts += [text(_NOT_KEPT, "soft"), text(words * bool(unlike), "warn")]
     return shared.show(options, record, parts, [run.id for run in runs])
 
 

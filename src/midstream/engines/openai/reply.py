@@ -201,7 +201,14 @@ def _token_fields(data: Mapping[str, JsonValue], choice: Mapping[str, JsonValue]
     """Prompt ids, completion ids and log-probabilities, of a chat choice (`content[].logprob`) or a text choice."""
     prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
     completion_ids = choice.get("token_ids")
-    values = listed_logprobs(choice) or []
+    field = _object(choice, "logprobs")
+    content = field.get("content")
+    # A chat's stand in `content`, another completion's in `token_logprobs`.
+    if isinstance(content, list):
+        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
+    else:
+        listed = field.get("token_logprobs")
+        values = listed if isinstance(listed, list) else []
     logprobs = [
         float(value)
         for value in values
@@ -217,16 +224,6 @@ def _token_fields(data: Mapping[str, JsonValue], choice: Mapping[str, JsonValue]
         "completion_ids": tuple(completion_ids),
         "logprobs": tuple(logprobs),
     }
-
-
-def listed_logprobs(choice: Mapping[str, JsonValue]) -> list[JsonValue] | None:
-    """The log-probabilities of a choice, unchecked: a chat's in `content`, another completion's in `token_logprobs`."""
-    field = _object(choice, "logprobs")
-    content = field.get("content")
-    if isinstance(content, list):
-        return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
-    values = field.get("token_logprobs")
-    return values if isinstance(values, list) else None
 
 
 def _are_ids(value: object) -> TypeGuard[list[int]]:
