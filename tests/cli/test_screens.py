@@ -22,8 +22,8 @@ import pytest
 from midstream.cli import doctor
 from midstream.cli.main import COMMANDS, main
 from midstream.core.version import __version__
+from midstream.doctor.servers import Check
 from midstream.lessons.lesson_set import LessonSet, proven
-from midstream.report.doctor import Check
 from support.evaluations import write
 from support.learned import LESSONS, write_run
 from support.llm_server import AgentFlowReplies, LLMServer

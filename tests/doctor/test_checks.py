@@ -8,7 +8,7 @@ import pytest
 
 from midstream.core.errors import UnsupportedError
 from midstream.doctor.checks import check_sandbox
-from midstream.report.doctor import Check
+from midstream.doctor.servers import Check
 from midstream.sandbox import tiers
 from midstream.sandbox.settings import SandboxConfig
 from support import sandboxes

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.doctor import checks
 from midstream.doctor.checks import check_training, run_briefly
-from midstream.report.doctor import Check
+from midstream.doctor.servers import Check
 
 GPU = "class P:\n    name, total_memory = 'NVIDIA H200', 143771 << 20\n"
 

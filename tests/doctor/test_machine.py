@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from midstream.cli.doctor import machine_blocks
 from midstream.cli.main import main
 from midstream.core.terminal import Terminal
 from midstream.doctor import checks
-from midstream.report.doctor import Check, machine_blocks
+from midstream.doctor.servers import Check
 from midstream.report.draw import draw
 from support.llm_server import LLMServer
 

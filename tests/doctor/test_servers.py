@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from midstream.doctor.servers import check_server
+from midstream.doctor.servers import Check, check_server
 from midstream.engines.openai.settings import OpenAIConfig
-from midstream.report.doctor import Check
 from support.llm_server import completion
 
 KEY = "sk-canary-Zq7wLp2Xr9Vt"

@@ -268,7 +268,7 @@ class TestScore:
         assert again.evaluations[0].cost_usd == 0
 
     def test_scored_alike_it_is_the_same(self, project, evaluation):
-        again = score(evaluation, f"{project / 'rewards.py'}:exact", out=project / "again", quiet=True)
+        again = evaluation.score(f"{project / 'rewards.py'}:exact", out=project / "again", quiet=True)
         [pair] = ms.compare(evaluation, again).found
         assert pair.verdict == "the same"
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Sequence
 
 from midstream.cli import options as shared
 from midstream.doctor.checks import check_machine
+from midstream.doctor.servers import Check
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, AgentChanges, changed_recipe
-from midstream.report.blocks import text
-from midstream.report.doctor import machine_blocks
+from midstream.report.blocks import Block, cell, code, table, text
 from midstream.report.draw import show
+from midstream.report.numbers import counted
+
+_STATUS_TONES = {"ok": "up", "warning": "warn", "failed": "bad"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,3 +40,15 @@ def run(options: argparse.Namespace) -> int:
         if not named:
             show([text("Check a model's server: midstream doctor --model NAME --base-url URL")])
     return 0 if works else 1
+
+
+def machine_blocks(checks: Sequence[Check]) -> list[Block | None]:
+    """One row a check, the fixes to be pasted, the conclusion last."""
+    rows = [(cell(check.status, _STATUS_TONES[check.status]), check.code, check.what, check.words) for check in checks]
+    found = [table("This machine", ("status", "code", "check", "found"), rows, left=4)]
+    for check in checks:
+        if check.fix and check.status in ("warning", "failed"):
+            found.append(code(f"To fix {check.code}, {check.what}:\n  {check.fix}"))
+    failed, warnings = (sum(check.status == status for check in checks) for status in ("failed", "warning"))
+    conclusion = f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
+    return [*found, text(conclusion)]

@@ -13,10 +13,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from midstream.core.errors import MidstreamError, UnsupportedError
-from midstream.doctor.servers import check_server
+from midstream.doctor.servers import Check, check_server
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.build import Build
-from midstream.report.doctor import Check
 from midstream.report.numbers import cut
 from midstream.rollout import run_concurrently
 from midstream.sandbox import tiers

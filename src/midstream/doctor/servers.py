@@ -8,7 +8,9 @@ from __future__ import annotations
 import shlex
 import time
 from functools import partial
+from typing import Literal
 
+from midstream.core.data import Frozen
 from midstream.core.engine import Request
 from midstream.core.errors import DeadlineError, EngineError, UsageError
 from midstream.core.http import redacted
@@ -16,12 +18,24 @@ from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.server import fetch_models, names_model
 from midstream.engines.openai.settings import OpenAIConfig
-from midstream.report.doctor import Check
 from midstream.report.numbers import cut
 
 # A small machine may first load the model.
 REQUEST_LIMIT_S = 20.0
 SHOWN, LONGEST_NAME = 4, 80  # names of models, characters of one
+
+
+Status = Literal["ok", "warning", "failed"]
+
+
+class Check(Frozen):
+    """One thing that was looked at. docs/doctor.md explains every `code`; `fix` is a line to paste, if one helps."""
+
+    code: str
+    what: str
+    status: Status
+    words: str
+    fix: str = ""
 
 
 async def check_server(name: str, config: OpenAIConfig, *, several: bool = False) -> list[Check]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,12 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str] | RunDirectory) -> None:
         self.directory = path if isinstance(path, RunDirectory) else RunDirectory.open(Path(path))
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of an installed package, by the entry points `midstream.run`, such as `run.score(reward)`."""
+        if not name.startswith("_") and (points := entry_points(group="midstream.run", name=name)):
+            return partial(next(iter(points)).load(), self)
+        raise AttributeError(f"a run has no attribute {name!r}")
 
     @property
     def path(self) -> Path:
