@@ -367,9 +367,12 @@ def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, qu
             stopped.append(event)
             signal.raise_signal(signal.SIGINT)
 
+    # A shell starts what it runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "__call__", stop_at_ten)
         code, _, err = run(capsys, *words, "--out", root, "--quiet")
+    signal.signal(signal.SIGINT, before)
     assert code == 130
     assert f"midstream resume {root}" in " ".join(err.split())
     directory = RunDirectory.open(root)
