@@ -222,7 +222,7 @@ def test_far_from_the_threshold_builds_are_decided_right():
     draws = random.Random(4)
     for rate, right in ((0.6, "fails"), (0.95, "holds")):
         decided = []
-        for _ in range(200):
+        for _ in range(1000):
             values = [float(draws.random() < rate) for _ in range(90)]
             interval = exact_interval(round(sum(values)), 90, 0.05)
             decided.append(decide_bounds(parse_requirement("success >= 0.8"), *interval))
