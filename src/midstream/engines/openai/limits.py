@@ -43,8 +43,8 @@ class Reservation:
     emit: Emit = ignore_event
     limits: tuple[float, float] = (inf, inf)  # requests and tokens a minute, by the settings of its engine
     model: str = ""
-    at: float = 0.0
-    waits: bool = False
+    at: float = 0.0  # when its turn came
+    waits: bool = False  # for its turn, now
     waited_s: float = 0.0
 
 
