@@ -24,6 +24,7 @@ _NAMES = {
     "core.engine": "Engine",
     "api": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume solve train",
     "core.errors": "InfrastructureError MidstreamError UsageError",
+    "core.texts": "text",
     "core.tool": "Tool ToolResult",
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     )
     from midstream.core.engine import Engine as Engine, Request as Request
     from midstream.core.source import Reward as Reward
+    from midstream.core.texts import text as text
     from midstream.core.tool import Tool as Tool, ToolResult as ToolResult
     from midstream.core.task import Task as Task
     from midstream.core.trajectory import (

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from midstream.core.agent import Agent, Lessons, RunContext, lessons_digest
+from midstream.core.agent import Agent, RunContext, lessons_digest
 from midstream.core.data import Settings
 from midstream.core.engine import ORDER, Engine, LockstepEngine
 from midstream.core.errors import (
@@ -38,7 +38,8 @@ from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Dialogue, Dialogues, Reward
 from midstream.core.task import Task
-from midstream.core.tool import PerRun, RunProgress, Tool, ToolRun
+from midstream.core.texts import SHOWN, Lessons
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolRun, described
 from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
 
 T = TypeVar("T")
@@ -387,8 +388,10 @@ class _Run:
 
         def tools_for(seed: int) -> list[Tool]:
             made_from = ToolRun(task=task, seed=seed, progress=environment.progress)
-            return [tool.for_run(made_from) if isinstance(tool, PerRun) else tool for tool in environment.tools]
+            made = [tool.for_run(made_from) if isinstance(tool, PerRun) else tool for tool in environment.tools]
+            return described(made, self.lessons)
 
+        SHOWN.set(self.lessons)
         try:
             context = RunContext(
                 tools=tools_for(self.seed),

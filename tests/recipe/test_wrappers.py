@@ -21,7 +21,7 @@ from support.errors import coded
 SUFFIX = '''
 from midstream.components.component import WrapperConfig
 from midstream.core.tool import PerRun, ToolResult
-from midstream.tools.function import Wrapper
+from midstream.core.tool import Wrapper
 
 class Suffix(WrapperConfig):
     """Adds a word to each result."""

@@ -21,8 +21,9 @@ from pydantic import BaseModel, Field
 from midstream import EngineError, Tool, ToolResult, ToolServerError, UsageError, tool
 from midstream.agents.formats import parse_command
 from midstream.core.json_schema import schema_error
+from midstream.core.tool import Renamed
 from midstream.core.tool_calls import call_tool
-from midstream.tools.function import FunctionTool, Renamed, parse_docstring
+from midstream.tools.function import FunctionTool, parse_docstring
 
 
 class Unit(enum.Enum):

@@ -31,6 +31,7 @@ from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.text import neutral, render_lessons, to_json
+from midstream.core.texts import EXAMPLES, PROMPT, Lessons
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Call, Message, Observation, StopReason
 
@@ -71,7 +72,7 @@ class InterleavedLoop(RecordedAgent):
 
     async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools and lessons clash."""
-        if context.lessons.get(POLICY) and not self.template.shows_lessons:
+        if (context.lessons.get(POLICY) or context.lessons.get(POLICY + EXAMPLES)) and not self.template.shows_lessons:
             fix = "put {{lessons}} into its prompt, or run without lessons"
             raise self.template.mismatch("has no place for the policy's lessons", fix)
         await _StreamRun(self, record, context).run(task.question)
@@ -81,7 +82,8 @@ class _StreamRun:
     """One run under way: its stream, its record, and what the user said last."""
 
     def __init__(self, agent: InterleavedLoop, record: RunRecord, context: RunContext) -> None:
-        self.policy, self.template, self.config = agent.policy, agent.template, agent.config
+        self.policy, self.config = agent.policy, agent.config
+        self.template = agent.template.with_instructions(context.lessons.get(POLICY + PROMPT, ""))
         self.context, self.dialogue, self.record = context, context.dialogue, record
         self.user: UserTurn | None = None
         # Replies with calls in this user turn: each user turn has its own limit.
@@ -98,8 +100,7 @@ class _StreamRun:
                 self.user = first = await self.dialogue.begin()
         self.tools = self._tools(first)
         rules = f"{self.dialogue.system.strip()}\n\n" if self.dialogue is not None and self.dialogue.system else ""
-        lessons = self.context.lessons.get(POLICY, "")
-        prompt = render_opening(self.template, self.tools, lessons, first.text, rules=rules)
+        prompt = render_opening(self.template, self.tools, self.context.lessons, first.text, rules=rules)
         self.stream = Stream(
             template=self.template, messages=prompt, tools=self.tools, max_tokens=self.config.max_tokens
         ).encoded(getattr(self.context.engines.get(POLICY), "codec", None))
@@ -272,10 +273,13 @@ class _StreamRun:
 
 
 def render_opening(
-    template: Template, tools: Mapping[str, Tool], lessons: str, query: str, *, rules: str = ""
+    template: Template, tools: Mapping[str, Tool], lessons: Lessons, query: str, *, rules: str = ""
 ) -> tuple[Message, ...]:
     """The messages before the policy's first reply; `tools` are by the policy's names, `rules` those of a dialogue."""
-    values = {"tools": render_offers(tools, template), "lessons": render_lessons(lessons), "query": neutral(query)}
+    # An example is in the form of the stream, so that a policy can continue it: the template's marks stay.
+    examples = template.grammar.neutral(lessons.get(POLICY + EXAMPLES, "").strip())
+    shown = render_lessons(lessons.get(POLICY, "")) + (f"{examples}\n\n" if examples else "")
+    values = {"tools": render_offers(tools, template), "lessons": shown, "query": neutral(query)}
     system = (rules + template.filled(template.system, **values)).strip()
     user = template.filled(template.user, **values)
     if not template.chat:

@@ -71,10 +71,22 @@ class PromptedModule:
         self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file, package=self.package)
         self.shows_lessons = self._template.shows_lessons
 
-    def prompt_form(self, tools: Sequence[Tool], lessons: str, place: Callable[[str], str]) -> tuple[Message, ...]:
+    @property
+    def instructions(self) -> str:
+        """The system part of its prompt file, with places."""
+        return self._template.instructions
+
+    def prompt_form(
+        self, tools: Sequence[Tool], context: ModuleContext, place: Callable[[str], str]
+    ) -> tuple[Message, ...]:
         """The prompt with `place("query")` and the like where something changes from turn to turn."""
-        shown = {"tools": self.render_tools(tools), "lessons": render_lessons(lessons)}
-        return self._template.messages({name: place(name) for name in self.layout} | shown)
+        values = {name: place(name) for name in self.layout} | {"tools": self.render_tools(tools)}
+        return self._messages(values, context)
+
+    def _messages(self, values: Mapping[str, str], context: ModuleContext) -> tuple[Message, ...]:
+        """The prompt with these values and the module's learned texts."""
+        lessons = render_lessons(context.lessons, context.examples)
+        return self._template.with_instructions(context.instructions).messages({**values, "lessons": lessons})
 
     def render_tools(self, tools: Sequence[Tool]) -> str:
         """The tools as the prompt has them."""
@@ -99,9 +111,9 @@ class PromptedModule:
     ) -> tuple[Value, tuple[Call, ...]]:
         """Ask up to `asks` times, until `parse` has no problem with the reply.
 
-        The module's lessons are added to `values`. The last reply may be repaired if it was not cut off.
+        The last reply may be repaired if it was not cut off.
         """
-        messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
+        messages = self._messages(values, context)
         calls: tuple[Call, ...] = ()
         # Other engines would answer a message of the assistant's as if it were whole.
         continues = getattr(context.engine, "codec", None) is not None

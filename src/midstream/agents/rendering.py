@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 from midstream.core.errors import RecipeError
@@ -66,12 +67,20 @@ class PromptTemplate:
                 "<!-- user --> where the user message starts",
             )
         self.shows_lessons = "lessons" in names
-        self._system, self._user = parts
+        self.instructions, self._user = parts
+
+    def with_instructions(self, text: str) -> PromptTemplate:
+        """The same with another system part, which has its places; the same where it is ""."""
+        if not text:
+            return self
+        changed = copy(self)
+        changed.instructions = text
+        return changed
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
         """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""
         values = {"lessons": "", "analysis": "", **values}
-        system = Message(role="system", content=fill(self._system, values).strip())
+        system = Message(role="system", content=fill(self.instructions, values).strip())
         user = Message(role="user", content=fill(self._user, values).rstrip("\n"))
         return tuple(message for message in (system, user) if message.content)
 

@@ -183,6 +183,7 @@ def _save(place: EditableLessons, text: str) -> tuple[LessonSet, str]:
     agent = run_recipe(place.run).agent if place.run else None
     every = modules_of("agentflow" if agent is None else agent.type)
     modules = [name for name in every if agent is None or shows_lessons(agent, name)]
+    modules += [lesson.module for lesson in place.lesson_set.lessons if "." in lesson.module]
     changed, outcomes = edited(place.lesson_set, text, Rules(modules=modules, subsets=False))
     for outcome in outcomes:
         if outcome.refused:

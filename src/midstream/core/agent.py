@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from midstream.core.engine import Engine, Request
@@ -16,13 +15,9 @@ from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Dialogue
 from midstream.core.task import Task
+from midstream.core.texts import EXAMPLES, PROMPT, Lessons
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Trajectory, Verdict
-
-Lessons = Mapping[str, str]
-"""Lessons as an agent gets them: module -> text in its prompt. Modules without lessons are missing."""
-
-NO_LESSONS: Lessons = MappingProxyType({})
 
 
 def lessons_digest(lessons: Lessons) -> str:
@@ -44,7 +39,7 @@ class RunContext:
     engines: Mapping[str, Engine] = field(default_factory=dict)  # by module name
     seed: int = 0  # of everything random in this run
     order: int = 0  # index of the trajectory in its rollout (`Request.order`)
-    lessons: Lessons = field(default_factory=dict)  # text for the prompts, by module name
+    lessons: Lessons = field(default_factory=dict)  # learned texts, by place
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     listener: TurnListener | None = None  # receives the events of every turn
     dialogue: Dialogue | None = None  # the simulated user and state, opened for this run alone
@@ -66,6 +61,8 @@ class RunContext:
             seed=derive_seed(self.seed, turn, module),
             order=self.order,
             lessons=self.lessons.get(module, ""),
+            examples=self.lessons.get(module + EXAMPLES, ""),
+            instructions=self.lessons.get(module + PROMPT, ""),
             deadline_s=self.deadline_s,
             emit=emit,
         )
@@ -97,13 +94,16 @@ class Agent(Protocol):
 class ModuleContext:
     """Values that every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.
 
-    Its requests carry `order`, `deadline_s` and `emit`. `lessons` is the text for its prompt.
+    Its requests carry `order`, `deadline_s` and `emit`. `lessons` and `examples` are texts for its prompt,
+    `instructions` replaces those that it has, unless it is "".
     """
 
     engine: Engine | None = None
     seed: int = 0
     order: int = 0
     lessons: str = ""
+    examples: str = ""
+    instructions: str = ""
     deadline_s: float | None = None
     emit: Emit = ignore_event
 

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from midstream.core.data import Settings, problems_of
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.text import PLACE, fill
+from midstream.core.text import PLACE, fill, neutral
 from midstream.core.text_file import read_toml
 
 ANY_TOOL = "{tool}"  # placeholder of a tool's name in a mark
@@ -49,6 +49,13 @@ class Grammar:
         every = "|".join(_pattern(mark) for tag in self._tags.values() for mark in (tag.open, tag.close))
         self.opening = re.compile("|".join(f"(?P<{kind}>{_pattern(tag.open)})" for kind, tag in self._tags.items()))
         self.marks, self.overlapping = re.compile(every), re.compile(f"(?=({every}))")
+
+    def neutral(self, text: str) -> str:
+        """Escape the tokens of chat templates, as `core.text.neutral`, other than the marks."""
+        found = [*self.marks.finditer(text)]
+        starts, ends = [0, *(mark.end() for mark in found)], [*(mark.start() for mark in found), len(text)]
+        between = [neutral(text[start:end]) for start, end in zip(starts, ends, strict=True)]
+        return "".join(part for pair in zip(between, [*(mark[0] for mark in found), ""], strict=True) for part in pair)
 
     def closing(self, opened: re.Match[str]) -> tuple[str, str]:
         """The closing mark of an opening mark, and the tool that both name ("" if they name none)."""
@@ -116,6 +123,15 @@ class Template(Settings):
     def shows_lessons(self) -> bool:
         """True if the prompt has a place for lessons."""
         return "{{lessons}}" in self.system + self.user
+
+    @property
+    def instructions(self) -> str:
+        """The part of the prompt that can be learned, with places: `system`, or `user` where that is empty."""
+        return self.system or self.user
+
+    def with_instructions(self, text: str) -> Template:
+        """The same with other instructions, which have the same places; the same where they are ""."""
+        return self.model_copy(update={"system" if self.system else "user": text}) if text else self
 
     def mismatch(self, what: str, fix: str) -> RecipeError:
         """The error for an agent, tools or a task that the template does not fit."""

@@ -186,10 +186,10 @@ def html_table(rows: Sequence[Mapping[str, object]], notes: Sequence[str] = ()) 
     return table + "".join(f"<div>{html.escape(visible(note))}</div>" for note in notes)
 
 
-def render_lessons(lessons: str) -> str:
-    """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
-    text = neutral(lessons.strip())
-    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
+def render_lessons(lessons: str, examples: str = "") -> str:
+    """The part of a prompt that holds lessons and examples; "" without any, so that the prompt is unchanged."""
+    parts = {"Lessons from earlier tasks": neutral(lessons.strip()), "Examples of good runs": neutral(examples.strip())}
+    return "".join(f"# {heading}\n\n{text}\n\n" for heading, text in parts.items() if text)
 
 
 def counted(count: int, noun: str, several: str = "") -> str:

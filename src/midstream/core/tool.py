@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from midstream.core.data import JsonSchema
 from midstream.core.task import Task
+from midstream.core.texts import TOOLS, Lessons
 from midstream.core.trajectory import Call
 
 
@@ -47,6 +48,32 @@ class Tool(Protocol):
 
     async def close(self) -> None:
         """Release processes and connections; a subclass without any inherits this method."""
+
+
+class Wrapper(Tool):
+    """A tool around another one, which it looks like. Any tool: `name` may be a property."""
+
+    def __init__(self, inner: Tool) -> None:
+        self.name, self.description, self.parameters = inner.name, inner.description, inner.parameters
+        self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
+
+
+class Renamed(Wrapper):
+    """Another tool, which others may share, under another name, or with another description."""
+
+    def __init__(self, inner: Tool, name: str, description: str = "") -> None:
+        super().__init__(inner)
+        self.name, self.call, self.close = name, inner.call, inner.close
+        self.description = description or inner.description
+        if isinstance(inner, PerRun):
+            self.for_run = lambda run: Renamed(inner.for_run(run), name, description)
+            self.probabilities = inner.probabilities
+
+
+def described(tools: Sequence[Tool], lessons: Lessons) -> list[Tool]:
+    """The tools, with the descriptions that were learned for them."""
+    learned = ((tool, lessons.get(TOOLS + tool.name)) for tool in tools)
+    return [Renamed(tool, tool.name, text) if text else tool for tool, text in learned]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

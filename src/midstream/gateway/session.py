@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from midstream.components.agent_record import Draft, Outcome, RunRecord
-from midstream.core.agent import RunContext
+from midstream.core.agent import ModuleContext, RunContext
 from midstream.core.data import JsonObject, problems_of
 from midstream.core.engine import ForwardedReply, ForwardedRequest, LockstepEngine, ReplyPiece, Request, ServedEngine
 from midstream.core.errors import EngineError, InfrastructureError, MidstreamError, PromptTooLongError
@@ -258,7 +258,7 @@ class AgentSession:
         context, met = self.context.begin(role, pending.drafts[0].index), self.limit
         request = Request(
             role=role,
-            messages=with_lessons(chat.messages, context.lessons),
+            messages=with_lessons(chat.messages, context),
             tools=chat.tools,
             json_schema=chat.json_schema,
             **sampling,
@@ -417,9 +417,9 @@ def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:
     return InfrastructureError(what, code="agent-failed", cause=cause, fix=fix)
 
 
-def with_lessons(messages: tuple[Message, ...], lessons: str) -> tuple[Message, ...]:
-    """The messages with lessons at the end of the system message, or in one of their own."""
-    text = render_lessons(lessons).strip()
+def with_lessons(messages: tuple[Message, ...], context: ModuleContext) -> tuple[Message, ...]:
+    """The messages with lessons and examples at the end of the system message, or in one of their own."""
+    text = render_lessons(context.lessons, context.examples).strip()
     if not text:
         return messages
     if not messages or messages[0].role != "system":

@@ -27,6 +27,7 @@ from midstream.lessons.lesson_set import (
     LessonSet,
     Line,
     State,
+    fitted,
     next_number,
     proven,
     render_modules,
@@ -43,7 +44,7 @@ _HEAD = """\
 
 
 class _Entry(Frozen):
-    text: Line
+    text: str
     id: Id | Literal[""] = ""
     module: Line = ""
     state: State = "active"
@@ -57,8 +58,10 @@ def to_draft(lesson_set: LessonSet) -> str:
     """Write the TOML that a person edits."""
     lines = [_HEAD]
     for lesson in lesson_set.lessons:
-        # A JSON string is a TOML string: a lesson's text has no control characters.
+        # A JSON string is a TOML string: a text has no control characters but line breaks.
         table = {key: json.dumps(getattr(lesson, key), ensure_ascii=False) for key in ("id", "module", "state", "text")}
+        if "\n" in lesson.text:
+            table["text"] = '"""\n' + table["text"][1:-1].replace("\\n", "\n") + '"""'
         lines += ["[[lessons]]", *(f"{key} = {value}" for key, value in table.items()), ""]
     return "\n".join(lines)
 
@@ -88,7 +91,8 @@ def edited(lesson_set: LessonSet, text: str, rules: Rules) -> tuple[LessonSet, l
     for entry in wanted:
         before = lesson_set.find(entry.id)
         states[entry.id] = entry.state
-        if before is None or (entry.text, entry.module or before.module) != (before.text, before.module):
+        module = entry.module or (before.module if before else "")
+        if before is None or (fitted(module, entry.text), module) != (before.text, before.module):
             entries.append(entry)
             kind = "modify" if entry.id else "add"
             changes.append(Operation(kind=kind, id=entry.id, text=entry.text, module=entry.module, origin=person))

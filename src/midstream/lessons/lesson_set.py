@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from midstream.agents.rendering import prompt_text
 from midstream.components.own import portable
-from midstream.core.agent import Lessons, lessons_digest
+from midstream.core.agent import lessons_digest
 from midstream.core.data import Frozen
 from midstream.core.text import neutral
+from midstream.core.texts import Lessons, kind_of
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 
 # White space is folded first; the control characters and half surrogate pairs that are left could break a prompt.
@@ -32,17 +33,25 @@ def one_line(text: str) -> str:
     return _UNPRINTABLE.sub("?", " ".join(text.split()))
 
 
+def fitted(place: str, text: str) -> str:
+    """Normalize a text for its place: a lesson is one line, other texts keep their lines."""
+    if kind_of(place) == "lesson":
+        return one_line(text)
+    return "\n".join(_UNPRINTABLE.sub("?", part.expandtabs()) for part in text.splitlines())
+
+
 ID = re.compile(r"L[1-9][0-9]{0,17}")
 Id = Annotated[str, Field(pattern=rf"^{ID.pattern}$")]
 Line = Annotated[str, AfterValidator(one_line)]
 State = Literal["active", "pinned", "vetoed"]
-Source = Literal["learned", "person", "imported"]
+Source = Literal["learned", "person", "imported", "recipe"]
 
 
 class LessonOrigin(Frozen):
     """The origin of a lesson's present text. `update` counts a run's updates from 1; 0: none.
 
-    `tasks` and `trajectories` are the ids of the evidence, `model` the reflector that wrote the text.
+    `tasks` and `trajectories` are the ids of the evidence, `model` the reflector that wrote the text. The source of a
+    text that the agent has without any learning is "recipe".
     """
 
     source: Source = "learned"
@@ -84,7 +93,7 @@ class Effect(Frozen):
 
 
 class Lesson(Frozen):
-    """One sentence of experience; its text is one line.
+    """One sentence of experience, or another text that can be learned; `module` is its place (`core.texts`).
 
     `id` is permanent: no other lesson of the set ever gets it. A person's mark overrides models: learning neither
     changes nor deletes a "pinned" lesson; a "vetoed" one is never rendered, and nothing like it is added again.
@@ -93,8 +102,8 @@ class Lesson(Frozen):
     """
 
     id: Id
-    text: Line
     module: Line = "planner"
+    text: str
     state: State = "active"
     origin: LessonOrigin = LessonOrigin()
     used: int = 0
@@ -102,9 +111,14 @@ class Lesson(Frozen):
     harmed: int = 0
     effect: Effect | None = None
 
+    @field_validator("text")
+    @classmethod
+    def _fit(cls, text: str, info: ValidationInfo) -> str:
+        return fitted(info.data.get("module", ""), text)
+
 
 class LessonSet(Frozen):
-    """Lessons in the order they were added.
+    """Lessons, and other learned texts, in the order they were added.
 
     `next_number` is for the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
     lesson set as it is; "" where it is unproven. `proven_lessons` is the digest of the prompts' lessons then: a file
@@ -129,8 +143,8 @@ class LessonSet(Frozen):
 
     @property
     def rendered(self) -> tuple[Lesson, ...]:
-        """The lessons that prompts hold."""
-        return tuple(lesson for lesson in self.lessons if lesson.state != "vetoed")
+        """The lessons that prompts hold. A text as the recipe has it is in them without this set."""
+        return tuple(lesson for lesson in self.lessons if lesson.state != "vetoed" and lesson.origin.source != "recipe")
 
 
 def line(text: str) -> str:
@@ -144,9 +158,14 @@ def render(lessons: Sequence[Lesson]) -> str:
 
 
 def render_modules(lesson_set: LessonSet) -> Lessons:
-    """Every module's lessons, in the form that a rollout takes."""
-    modules = dict.fromkeys(lesson.module for lesson in lesson_set.rendered)
-    return {name: render([lesson for lesson in lesson_set.rendered if lesson.module == name]) for name in modules}
+    """The texts of every place, in the form that a rollout takes."""
+    places: dict[str, list[Lesson]] = {}
+    for lesson in lesson_set.rendered:
+        places.setdefault(lesson.module, []).append(lesson)
+    return {
+        place: render(lessons) if kind_of(place) == "lesson" else "\n\n".join(lesson.text for lesson in lessons)
+        for place, lessons in places.items()
+    }
 
 
 def tokens(text: str) -> int:
@@ -154,14 +173,18 @@ def tokens(text: str) -> int:
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
-def cost(text: str) -> int:
-    """Tokens that a lesson's text takes in a prompt, with the bullet and the line break around it."""
-    return tokens(line(text) + "\n")
+def cost(place: str, text: str) -> int:
+    """Tokens that a text adds to a prompt, a lesson's with the bullet and the line break around it.
+
+    A text that replaces another adds none.
+    """
+    kind = kind_of(place)
+    return 0 if kind == "text" else tokens((line(text) if kind == "lesson" else text) + "\n")
 
 
 def size(lesson_set: LessonSet) -> int:
-    """Tokens of all rendered lessons, each rounded up: never less than the rendered texts have."""
-    return sum(cost(lesson.text) for lesson in lesson_set.rendered)
+    """Tokens of all rendered texts, each rounded up: never less than the rendered texts have."""
+    return sum(cost(lesson.module, lesson.text) for lesson in lesson_set.rendered)
 
 
 def number(lesson_id: str) -> int:
@@ -179,6 +202,18 @@ def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
     changed = lesson_set.model_copy(update={"lessons": tuple(lessons), "next_number": next_number(lesson_set)})
     changed = changed.model_copy(update={"next_number": next_number(changed)})
     return changed if render_modules(changed) == render_modules(lesson_set) else proven(changed, "")
+
+
+def with_bases(lesson_set: LessonSet, bases: Mapping[str, str]) -> LessonSet:
+    """Add the texts that the recipe has, by place, where the lesson set has none; no prompt changes."""
+    held = {lesson.module for lesson in lesson_set.lessons}
+    first, origin = next_number(lesson_set), LessonOrigin(source="recipe")
+    missing = [(place, text) for place, text in bases.items() if place not in held]
+    added = [
+        Lesson(id=f"L{number}", module=place, text=text, origin=origin)
+        for number, (place, text) in enumerate(missing, first)
+    ]
+    return with_lessons(lesson_set, (*lesson_set.lessons, *added))
 
 
 def proven(lesson_set: LessonSet, agent: str) -> LessonSet:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from midstream.core.data import Frozen
+from midstream.core.text import PLACE
+from midstream.core.texts import kind_of
 from midstream.lessons.lesson_set import (
     ID,
     Lesson,
@@ -22,6 +24,7 @@ from midstream.lessons.lesson_set import (
     LessonSet,
     Line,
     cost,
+    fitted,
     next_number,
     number,
     size,
@@ -43,7 +46,7 @@ class Operation(Frozen):
 
     kind: Kind
     id: str = ""
-    text: Line = ""
+    text: str = ""
     module: Line = ""
     origin: LessonOrigin = LessonOrigin()
 
@@ -58,6 +61,7 @@ class OperationOutcome(Frozen):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
     """Conditions of an operation. `leak` finds texts that give away a task, `feedback` those that were voted down.
+    `test_leak` is for examples and instructions: these may hold a task that is learned from, and none that tests.
 
     `repeats`: a text may be near another of its module, as a person may want it. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
@@ -69,6 +73,7 @@ class Rules:
     lesson_tokens: int | None = None
     repeats: bool = True
     leak: Guard | None = None
+    test_leak: Guard | None = None
     feedback: Guard | None = None
     subsets: bool = True
 
@@ -122,11 +127,14 @@ class _Screen:
 
     def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
         """Refuse the operation or accept it into the set. `known`: it has the id that an earlier batch gave it."""
-        before, after, refused = self.lessons.get(operation.id), None, ""
+        before = None if operation.kind == "add" else self.lessons.get(operation.id)
+        module = operation.module or (before.module if before else next(iter(self.rules.modules), ""))
+        if operation.kind in ("add", "modify"):
+            operation = operation.model_copy(update={"module": module})
+        operation = operation.model_copy(update={"text": fitted(module, operation.text)})
+        after, refused = None, ""
         if operation.kind == "add":
-            module = operation.module or next(iter(self.rules.modules), "")
-            before, operation = None, operation.model_copy(update={"module": module})
-            if not (refused := self._unsound(operation, cost(operation.text))):
+            if not (refused := self._unsound(operation, None)):
                 # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
                 free = ID.fullmatch(operation.id) and operation.id not in self._ids
                 if not (known and free and number(operation.id) < self.next_number):
@@ -141,13 +149,14 @@ class _Screen:
             return OperationOutcome(operation=operation)
         elif _guarded(before, operation):
             refused = f"{before.id} is {before.state} by a person"
+        elif operation.kind == "delete" and kind_of(before.module) == "text":
+            refused = f"{before.id} is the only text of {before.module}: it can be modified"
         elif operation.kind == "modify":
-            operation = operation.model_copy(update={"module": operation.module or before.module})
             after = _lesson(operation, before)
             if (after.text, after.module) == (before.text, before.module):
                 refused = f"{before.id} has this text already"
             else:
-                refused = self._unsound(operation, _growth(before, after))
+                refused = self._unsound(operation, before)
         if not refused:
             self._accept(operation, before, after)
         return OperationOutcome(operation=operation, refused=refused)
@@ -162,19 +171,29 @@ class _Screen:
         else:
             self.lessons[operation.id] = after
 
-    def _unsound(self, operation: Operation, growth: int) -> str:
+    def _unsound(self, operation: Operation, before: Lesson | None) -> str:
         """The reason why a text may not come into the lesson set, "" if it may."""
-        text, rules = operation.text, self.rules
-        if not text:
+        text, rules, kind = operation.text, self.rules, kind_of(operation.module)
+        held = 0 if before is None or before.state == "vetoed" else cost(before.module, before.text)
+        growth = cost(operation.module, operation.text) - held
+        limit = rules.lesson_tokens if kind == "lesson" else rules.max_tokens
+        if not text.strip():
             return "it has no text"
         if operation.module not in rules.modules:
             return f"no lessons for {operation.module!r}, only for {', '.join(rules.modules)}"
-        if rules.lesson_tokens is not None and tokens(text) > rules.lesson_tokens:
-            return f"too long: {tokens(text)} tokens, a lesson may have {rules.lesson_tokens}"
+        if kind == "text" and (before is None or before.module != operation.module):
+            return f"{operation.module} has one text: modify it"
+        if kind == "text" and before is not None:
+            limit = limit and max(limit, tokens(before.text))
+            if (places := sorted(PLACE.findall(before.text))) != sorted(PLACE.findall(text)):
+                return f"it must keep the places of {before.id}: {', '.join(places) or 'none'}"
+        if limit is not None and tokens(text) > limit:
+            return f"too long: {tokens(text)} tokens, a {kind} may have {limit}"
         if twin := self._twin(operation):
             return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
-        for guard in filter(None, (rules.leak, rules.feedback)):
-            if reason := guard(text):
+        for guard in filter(None, (rules.leak if kind == "lesson" else rules.test_leak, rules.feedback)):
+            # What a text had before it was learned is not its doing.
+            if (reason := guard(text)) and not (kind == "text" and before is not None and guard(before.text)):
                 return reason
         if rules.max_tokens is not None and growth > 0 and self._size + growth > rules.max_tokens:
             return f"the lesson set is full: {self._size} of {rules.max_tokens} tokens, this needs {growth} more"
@@ -183,6 +202,9 @@ class _Screen:
     def _twin(self, operation: Operation) -> Lesson | None:
         """A lesson with the same content: of the same module, or a vetoed one, which binds models and not people."""
         for lesson in self.lessons.values():
+            # Another text of the same place is most like the one that it replaces.
+            if kind_of(lesson.module) == "text":
+                continue
             vetoed = lesson.state == "vetoed"
             apart = operation.origin.source == "person" if vetoed else lesson.module != operation.module
             if apart or lesson.id == operation.id:
@@ -204,7 +226,10 @@ def _guarded(lesson: Lesson, operation: Operation) -> bool:
 
 def _growth(before: Lesson | None, after: Lesson | None) -> int:
     """By how many tokens the rendered lesson set grows; negative where it shrinks."""
-    old, new = (0 if lesson is None or lesson.state == "vetoed" else cost(lesson.text) for lesson in (before, after))
+    old, new = (
+        0 if lesson is None or lesson.state == "vetoed" else cost(lesson.module, lesson.text)
+        for lesson in (before, after)
+    )
     return new - old
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.agent import Lessons, lessons_digest
+from midstream.core.agent import lessons_digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.texts import Lessons
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules

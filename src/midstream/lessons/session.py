@@ -17,12 +17,13 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.agent import NO_LESSONS, lessons_digest
+from midstream.core.agent import lessons_digest
 from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted, TrajectoriesFinished
 from midstream.core.metrics import malformed_example
 from midstream.core.task import Task
+from midstream.core.texts import NO_LESSONS
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set

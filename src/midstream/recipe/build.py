@@ -21,14 +21,15 @@ from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
 from midstream.components.component import Component, Context, Sandbox, Table, Wrappers, wrapper_config
 from midstream.components.tables import parse_strategy, validate
-from midstream.core.agent import Agent, Lessons
+from midstream.core.agent import Agent
 from midstream.core.engine import Engine, ServedEngine, Weights
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
+from midstream.core.texts import TEXTS, TOOLS, Lessons
 from midstream.core.threads import in_event_loop
-from midstream.core.tool import Tool
+from midstream.core.tool import Renamed, Tool
 from midstream.core.trajectory import Trajectory
 from midstream.engines.cached import CachedEngine, ReplyFile
 from midstream.engines.openai.providers import price_of
@@ -42,12 +43,14 @@ from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.runs.segments import evaluation_name, result_name
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
-from midstream.tools.function import Renamed
 from midstream.tools.recording import Recording, RecordingOrigin
 from midstream.training.protocols import TrainableWorld
 
 if TYPE_CHECKING:
     from midstream.gateway.server import Gateway
+
+# Places of learned texts that belong to no module.
+_SHARED = {TOOLS.rstrip("."), TEXTS.rstrip(".")}
 
 
 @dataclass
@@ -298,7 +301,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             self.opened.append(agent)
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
-        lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
+        showing = {name for name, module in modules.items() if getattr(module, "shows_lessons", False)}
+        lessons = {place: text for place, text in self.lessons.items() if place.partition(".")[0] in showing | _SHARED}
         return rollout.Environment(
             agent=agent,
             tools=self.tool_tables.wrapped(chosen.wrappers) if chosen and chosen.wrappers else self.tools,

@@ -14,10 +14,10 @@ from typing import Any
 
 from midstream.components.component import Table
 from midstream.components.kinds import modules_of
-from midstream.core.agent import NO_LESSONS, Lessons
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.stream_template import load_template
 from midstream.core.task import task_keys
+from midstream.core.texts import EXAMPLES, NO_LESSONS, PROMPT, TEXTS, TOOLS, Lessons
 from midstream.evaluation.leakage import learned_tasks
 from midstream.lessons.lesson_set import identity, render_modules, split
 from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig
@@ -75,24 +75,36 @@ def shows_lessons(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modul
     return getattr(config.build(None), "shows_lessons", False)
 
 
-def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules: Iterable[str], where: str) -> None:
-    """Check that prompts show the lessons of `modules`; otherwise the agent would run without them.
+def instructions_of(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, module: str) -> str:
+    """The instructions in a module's prompt, as the recipe has them; "" for a program."""
+    config = getattr(agent, module).config
+    if isinstance(agent, InterleavedConfig):
+        return load_template(agent.template).instructions if config.asks != "never" else ""
+    return getattr(config.build(None), "instructions", "")
 
-    Raises `RecipeError` if one of `modules` does not exist, is a program, or has a prompt file without `{{lessons}}`.
+
+def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules: Iterable[str], where: str) -> None:
+    """Check that prompts show the texts of these places; otherwise the agent would run without them.
+
+    Raises `RecipeError` if a place's module does not exist, is a program, or has a prompt file without `{{lessons}}`.
     """
     own = modules_of(agent.type)
-    for name in modules:
+    for place in modules:
+        if place.startswith((TOOLS, TEXTS)):
+            continue
+        name = place.removesuffix(PROMPT).removesuffix(EXAMPLES)
         if name not in own:
             raise RecipeError(
-                f"{where} has lessons for {name!r}, which is not a module of this agent",
+                f"{where} has lessons for {place!r}, which is not a module of this agent",
                 code="unknown-module",
-                fix=f"{did_you_mean(name, own)}name one of: {', '.join(own)}",
+                fix=f"{did_you_mean(name, own)}name one of: {', '.join(own)}; its {name}{PROMPT}, {name}{EXAMPLES}; "
+                f"{TOOLS}NAME, {TEXTS}NAME",
             )
-        if shows_lessons(agent, name):
+        if instructions_of(agent, name) if place.endswith(PROMPT) else shows_lessons(agent, name):
             continue
         table = getattr(agent, name).table()
         raise RecipeError(
-            f"{where} has lessons for the {name}, which shows none",
+            f"{where} has lessons for {place}, which shows none",
             code="lessons-not-shown",
             fix=f"put {{{{lessons}}}} before {{{{tools}}}} or {{{{query}}}} in {table['prompt_file']}"
             if "prompt_file" in table

@@ -17,10 +17,13 @@ from midstream.agents.interleaved import render_opening
 from midstream.agents.prompted import PromptedModule
 from midstream.agents.stream_policy import POLICY, Stream, offered
 from midstream.components.component import Context
+from midstream.core.agent import RunContext
 from midstream.core.data import Frozen, JsonObject
 from midstream.core.errors import UnsupportedError
 from midstream.core.stream_template import load_template
 from midstream.core.text import render_lessons
+from midstream.core.texts import EXAMPLES, PROMPT, TEXTS
+from midstream.core.tool import described
 from midstream.core.trajectory import Message
 from midstream.recipe.build import Build
 from midstream.recipe.schema import InterleavedConfig
@@ -63,7 +66,7 @@ class Prompt(Frozen):
 
 
 def prompts_of(build: Build) -> dict[str, Prompt]:
-    """The prompt of each module that asks a model; of an agent of your own, the message that its lessons are.
+    """The prompt of each module that asks a model; of an agent of your own, the message of its lessons, and its texts.
 
     A module that writes its prompts itself is left out. Raises `UnsupportedError` if none is left, and for a template
     of plain text, which no chat client sends.
@@ -73,22 +76,25 @@ def prompts_of(build: Build) -> dict[str, Prompt]:
         return f"\ue000{name}\ue001"
 
     agent, lessons = build.recipe.agent, build.lessons
+    offers, context = described(build.tools, lessons), RunContext(lessons=lessons)
     if isinstance(agent, InterleavedConfig):
-        template = load_template(agent.template)
-        tools = tools_by_name(build.tools, template, agent.tools)
+        template = load_template(agent.template).with_instructions(lessons.get(POLICY + PROMPT, ""))
+        tools = tools_by_name(offers, template, agent.tools)
         if not template.chat:
             what, fix = f"template {agent.template!r} is plain text, not the messages of a chat", "export another agent"
             raise UnsupportedError(what, code="prompt-invalid", fix=fix)
-        messages = render_opening(template, tools, lessons.get(POLICY, ""), place("query"))
+        messages = render_opening(template, tools, lessons, place("query"))
         stream = Stream(template=template, messages=messages, tools=tools, max_tokens=agent.max_tokens)
         return {POLICY: Prompt(marked=messages, tools=offered(tools) if template.native else (), stop=(*stream.stops,))}
     found: dict[str, Prompt] = {}
     for name, component in build.recipe.modules.items():
         module = component.config.build(Context(build, component, name))
         if isinstance(module, PromptedModule):
-            found[name] = Prompt(marked=module.prompt_form(build.tools, lessons.get(name, ""), place))
-        elif text := render_lessons(lessons.get(name, "")).strip():
+            found[name] = Prompt(marked=module.prompt_form(offers, context.begin(name, 1), place))
+        elif text := render_lessons(lessons.get(name, ""), lessons.get(name + EXAMPLES, "")).strip():
             found[name] = Prompt(marked=(Message(role="system", content=text),))
+    texts = {name: text for name, text in lessons.items() if name.startswith(TEXTS)}
+    found |= {name: Prompt(marked=(Message(role="system", content=text),)) for name, text in texts.items()}
     if not found:
         what = f"no module of {build.recipe.name!r} has a prompt of messages: they write their own, or are programs"
         raise UnsupportedError(what, code="prompt-invalid", fix="export an agent whose modules are prompted")

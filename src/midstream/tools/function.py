@@ -44,7 +44,7 @@ from midstream.core.data import whole
 from midstream.core.errors import RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import unusable_schema
 from midstream.core.threads import in_thread
-from midstream.core.tool import PerRun, Tool, ToolResult
+from midstream.core.tool import Renamed, Tool, ToolResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -352,21 +352,3 @@ def _find_tool(reference: str, found: object, name: str) -> Tool:
             fix="correct the tool's `parameters`",
         )
     return Renamed(found, checked_name(name))
-
-
-class Wrapper(Tool):
-    """A tool around another one, which it looks like. Any tool: `name` may be a property."""
-
-    def __init__(self, inner: Tool) -> None:
-        self.name, self.description, self.parameters = inner.name, inner.description, inner.parameters
-        self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
-
-
-class Renamed(Wrapper):
-    """Another tool, which others may share, under the recipe's name for it."""
-
-    def __init__(self, inner: Tool, name: str) -> None:
-        super().__init__(inner)
-        self.name, self.call, self.close = name, inner.call, inner.close
-        if isinstance(inner, PerRun):
-            self.for_run, self.probabilities = lambda run: Renamed(inner.for_run(run), name), inner.probabilities

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from midstream.core.agent import Lessons
 from midstream.core.task import Task
+from midstream.core.texts import Lessons
 from midstream.rollout import Environment
 from midstream.training.losses import PolicyLoss
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from pydantic import Field, JsonValue
 
 from midstream.components.component import Context, WrapperConfig
-from midstream.core.tool import PerRun, RunProgress, Tool, ToolResult, ToolRun
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolResult, ToolRun, Wrapper
 from midstream.recipe.schema import Recipe
-from midstream.tools.function import Wrapper
 from midstream_extra.corpus import NUMBER, Corpus, check_documents
 from midstream_extra.schedule import Probability, Schedule
 from midstream_extra.simulated import Draws, query_of

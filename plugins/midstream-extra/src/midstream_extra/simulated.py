@@ -25,13 +25,12 @@ from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.seeds import derive_seed
 from midstream.core.text import PLACE, fill, neutral
 from midstream.core.text_file import read_text, shipped_prompt
-from midstream.core.tool import PerRun, RunProgress, Tool, ToolResult, ToolRun
+from midstream.core.tool import PerRun, RunProgress, Tool, ToolResult, ToolRun, Wrapper
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.recipe.check import in_process, reward_components, wrappers_of
 from midstream.recipe.schema import Recipe
 from midstream.tools.base_generator import ask
-from midstream.tools.function import Wrapper
 from midstream.tools.recording import RecordingOrigin
 from midstream_extra.corpus import Corpus, check_documents, holds
 from midstream_extra.schedule import Probability, Schedule

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.core.agent import Lessons
 from midstream.core.errors import TrainingError
 from midstream.core.task import Task
+from midstream.core.texts import Lessons
 from midstream.rollout import Environment
 
 

@@ -14,9 +14,9 @@ from functools import cache
 from importlib import resources
 from random import Random
 
-from midstream.core.agent import Lessons
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
+from midstream.core.texts import Lessons
 from midstream_worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS
 from midstream_worlds.planning.lessons import lines
 

@@ -27,10 +27,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from midstream.components.component import Context, TasksConfig
-from midstream.core.agent import Lessons
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
+from midstream.core.texts import Lessons
 from midstream.core.trajectory import Message, Trajectory
 from midstream.rollout import Environment, rollout
 from midstream.sources.endless import Endless

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from midstream.core.agent import Lessons
 from midstream.core.seeds import derive_seed
+from midstream.core.texts import Lessons
 
 Decision = Literal["form", "guess", "tool", "attribute", "place", "operator", "operands"]
 

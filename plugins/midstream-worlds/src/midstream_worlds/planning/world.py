@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from midstream.components.component import Context, TasksConfig
-from midstream.core.agent import Lessons
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.task import Task
+from midstream.core.texts import Lessons
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
