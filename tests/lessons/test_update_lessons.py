@@ -14,7 +14,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet
-from midstream.lessons.update import Proposal
+from midstream.lessons.proposer import Proposal
 from midstream_worlds.scripted_engine import ScriptedEngine
 from support.reflectors import FAILS, algorithm, asked, operations, propose, role_engine, section, settings
 from support.rollouts import pause

@@ -16,8 +16,10 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet
+from midstream.lessons.operations import Rules
+from midstream.lessons.proposer import Proposal
 from midstream.lessons.settings import LessonsConfig
-from midstream.lessons.update import LessonLearner, Proposal
+from midstream.lessons.update import LessonLearner
 from midstream.rollout import Environment, RolloutConfig
 from midstream_worlds.scripted_engine import ScriptedEngine
 from support.rollouts import StubReward
@@ -114,4 +116,8 @@ def algorithm(
 
 
 def propose(made: LessonLearner, tasks: Sequence[Task], lesson_set: LessonSet | None = None, step: int = 1) -> Proposal:
-    return asyncio.run(asyncio.wait_for(made.propose(step, tasks, lesson_set or LessonSet()), timeout=30))
+    return asyncio.run(
+        asyncio.wait_for(
+            made.propose(step, tasks, lesson_set or LessonSet(), Rules(modules=made.config.modules)), timeout=30
+        )
+    )

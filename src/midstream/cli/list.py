@@ -53,6 +53,7 @@ KINDS = {
     "learner": "what trains",
     "strategy": "several runs of an agent that make one answer",
     "wrapper": "changes a tool while an agent trains",
+    "proposer": "suggests changes of what an agent reads",
 }
 _HEADINGS = {
     "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',

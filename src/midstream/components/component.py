@@ -36,7 +36,7 @@ from midstream.core.tool import Tool
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "learner", "strategy", "wrapper",
+    "advantage", "loss", "learner", "strategy", "wrapper", "proposer",
 ]  # fmt: skip
 Table = dict[str, Any]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
@@ -209,6 +209,12 @@ class StrategyConfig(ComponentConfig):
         resumed evaluation does not repeat them; its folder may be missing, and is removed after the evaluation.
         """
         raise NotImplementedError
+
+
+class ProposerConfig(ComponentConfig):
+    """The settings of a proposer, which suggests changes of an agent's texts (`lessons.proposer.Proposer`)."""
+
+    searches: ClassVar[bool] = True  # it tries candidates on rollouts, up to `lessons.search_rollouts` an update
 
 
 class WrapperConfig(ComponentConfig):

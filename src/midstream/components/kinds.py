@@ -17,6 +17,7 @@ from midstream.components.component import (
     ComponentConfig,
     EngineConfig,
     Kind,
+    ProposerConfig,
     RewardConfig,
     StrategyConfig,
     TasksConfig,
@@ -66,6 +67,9 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
     },
+    "proposer": {
+        "reflection": "midstream.lessons.reflection:ReflectionConfig",
+    },
     "learner": {
         "local": "midstream.training.settings:LearnerConfig",
     },
@@ -110,6 +114,7 @@ OWN: dict[Kind, str] = {
     "advantage": "midstream.training.own:own_advantage",
     "loss": "midstream.training.own:own_loss",
     "learner": "midstream.training.own:own_learner",
+    "proposer": "midstream.lessons.own:own_proposer",
 }
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 
@@ -119,6 +124,7 @@ _BASES: dict[Kind, type] = {
     "tool": ToolConfig,
     "engine": EngineConfig,
     "strategy": StrategyConfig,
+    "proposer": ProposerConfig,
     "wrapper": WrapperConfig,
     "agent": Settings,
 }

@@ -4,7 +4,7 @@ What a crash left half done is completed when the run resumes:
 
 ledger/update.json   the update, first; once it is there, the update is completed, whatever happens
 lessons/             the new version, if the lesson set changed
-trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
+trajectories/        those that it learned from (`step-N`), the proposers' (`eval-try-N`), the gate's (`eval-gate-N`)
 timings.jsonl, updates.jsonl
 the project's votes  the gate's, with `lessons.feedback`
 ledger/              is emptied
@@ -185,8 +185,9 @@ class Committer:
             self.history.add(update.lesson_set, by="learning", update=record.step, operations=update.operations)
         if all(written.step != record.step for written in read_updates(run)):
             run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
-            if played := self.ledger.gathered(f"gate-{record.step}-"):
-                run.trajectories.write(f"gate-{record.step}", played)
+            for purpose in ("try", "gate"):
+                if played := self.ledger.gathered(f"{purpose}-{record.step}-"):
+                    run.trajectories.write(f"{purpose}-{record.step}", played)
             if all(timing.step != record.step for timing in run.timings.read(skip_damage)):
                 run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
             with Journal(run.updates_path) as journal:

@@ -31,6 +31,7 @@ from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
 from midstream.lessons.feedback import VoteFile
 from midstream.lessons.lesson_set import LessonSet, render_modules
+from midstream.lessons.proposer import Proposer
 from midstream.lessons.runner import counter
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
@@ -57,6 +58,7 @@ class LessonsParts:
     set_tasks: Callable[[SetConfig], list[Task]]
     make_environment: MakeEnvironment
     engines: Mapping[str, Engine]
+    proposers: Mapping[str, Proposer]
     start: LessonSet
     identity: str
     budget: Budget
@@ -83,6 +85,7 @@ class LessonsSession(Session):
             environment=parts.make_environment(),
             gate_environment=parts.make_environment(chosen=parts.validation_set),
             engines=parts.engines,
+            proposers=parts.proposers,
             ledger=self.committer.ledger,
             votes=self.votes,
             seed=parts.seed,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from midstream.components.component import Component
+from midstream.components.tables import parse_component
 from midstream.core.data import Settings
 from midstream.core.trajectory import Sampling
 from midstream.runs.budget import BudgetConfig
@@ -90,7 +93,11 @@ class LessonsConfig(Settings):
         lessons_from: `rollouts`, or `model`: a control whose lessons come from the questions only
         skip_uniform: leave out groups whose rollouts all have the same reward; no effect with `truth = "none"`
         changes_per_group: the most proposals from one group
-        modules: the modules that may get lessons; of an interleaved agent `["policy"]`
+        modules: what may be learned: the lessons of a module (`planner`; of an interleaved agent `policy`), its
+            instructions (`planner.prompt`) and examples (`planner.examples`), the description of a tool (`tools.NAME`),
+            a text that your agent marks (`texts.NAME`)
+        proposers: what suggests changes: `reflection`, types of installed packages, or your own, each a name or a table
+        search_rollouts: what each proposer may try its candidates with in an update
         reflector: the model behind all three roles; see `lessons.reflector`
         summariser: replaces `reflector` for this role
         critic: replaces `reflector` for this role
@@ -112,6 +119,8 @@ class LessonsConfig(Settings):
     skip_uniform: bool = True
     changes_per_group: int = Field(default=2, ge=1)
     modules: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=("planner",), min_length=1)
+    proposers: tuple[Component, ...] = Field(default=("reflection",), min_length=1, validate_default=True)
+    search_rollouts: int = Field(default=64, ge=0)
     reflector: RoleConfig
     summariser: RoleConfig | None = None
     critic: RoleConfig | None = None
@@ -121,6 +130,34 @@ class LessonsConfig(Settings):
     feedback: Path | None = None
     start: Path | None = None
     shuffle_rewards: bool = False
+
+    @field_validator("proposers", mode="before")
+    @classmethod
+    def _components(cls, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        tables = [{"type": each} if isinstance(each, str) else each for each in value]
+        return tuple(
+            parse_component("proposer", table, f"lessons.proposers.{place}") if isinstance(table, Mapping) else table
+            for place, table in enumerate(tables)
+        )
+
+    @property
+    def searching(self) -> int:
+        """How many proposers try candidates on rollouts."""
+        return sum(getattr(each.config, "searches", True) for each in self.proposers)
+
+    @model_validator(mode="after")
+    def _search_is_graded(self) -> LessonsConfig:
+        names = [proposer.type for proposer in self.proposers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"proposers = {names} names one twice")
+        if self.searching and (self.truth != "answer" or self.lessons_from != "rollouts"):
+            raise ValueError(
+                f"proposers = {names} compare rollouts by their rewards: leave out truth and lessons_from, or have "
+                '"reflection" alone'
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_have_contrast(self) -> LessonsConfig:
@@ -155,6 +192,8 @@ class LessonsConfig(Settings):
         learning = tasks * self.group_size if self.lessons_from == "rollouts" else 0
         what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
         found = {what: learning}
+        if self.searching:
+            found[f"trying candidates, {updates} updates"] = updates * self.search_rollouts * self.searching
         if self.gate.enabled:
             pairs = 2 * self.gate.test_pairs + self.gate.bisect_pairs
             found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from midstream.components.component import Context
 from midstream.components.kinds import modules_of
 from midstream.core.errors import RecipeError, did_you_mean, name_place
 from midstream.core.task import Task, same_question
@@ -40,6 +41,7 @@ def lessons_parts_of(build: Build) -> LessonsParts:
         validation_set=validation_set,
         set_tasks=build.set_tasks,
         make_environment=build.environment,
+        proposers={each.type: each.config.build(Context(build, each, each.type)) for each in config.proposers},
         engines={role: build.engine(config.role(role).engine) for role in ROLES},
         start=with_bases(read(config.start) if config.start else LessonSet(), bases_of(build, config.modules)),
         identity=identity(build.resolved),

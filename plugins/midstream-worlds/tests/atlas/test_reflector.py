@@ -9,6 +9,7 @@ import pytest
 from midstream.core.trajectory import Message
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet
+from midstream.lessons.operations import Rules
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
@@ -54,7 +55,7 @@ def propose(rules, lesson_set=None, families=("lookup", "hop"), **settings):
         ledger=Ledger(),
         seed=1,
     )
-    proposal = asyncio.run(lessons.propose(1, tasks, lesson_set or LessonSet()))
+    proposal = asyncio.run(lessons.propose(1, tasks, lesson_set or LessonSet(), Rules(modules=lessons.config.modules)))
     assert not proposal.broken
     assert not proposal.unreadable
     return proposal.operations
