@@ -17,7 +17,7 @@ import pytest
 # Imported here, so that the first case of a worker does not pay for it.
 from midstream.cli import doctor, solve, train  # noqa: F401
 from midstream.cli.main import main
-from midstream.lessons.feedback import Vote, VoteFile
+from midstream_extra.votes import Vote, VoteFile
 from support.evaluations import write
 from support.learned import write_run
 from support.llm_server import AgentFlowReplies, LLMServer

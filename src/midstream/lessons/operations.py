@@ -57,7 +57,7 @@ class OperationOutcome(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """Conditions of an operation. `leak` finds texts that give away a task, `feedback` those that were voted down.
+    """Conditions of an operation. `guards` say why a text may not come into the lesson set, or None.
 
     `repeats`: a text may be near another of its module, as a person may want it. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
@@ -68,8 +68,7 @@ class Rules:
     max_tokens: int | None = None
     lesson_tokens: int | None = None
     repeats: bool = True
-    leak: Guard | None = None
-    feedback: Guard | None = None
+    guards: Sequence[Guard] = ()
     subsets: bool = True
 
 
@@ -173,7 +172,7 @@ class _Screen:
             return f"too long: {tokens(text)} tokens, a lesson may have {rules.lesson_tokens}"
         if twin := self._twin(operation):
             return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
-        for guard in filter(None, (rules.leak, rules.feedback)):
+        for guard in rules.guards:
             if reason := guard(text):
                 return reason
         if rules.max_tokens is not None and growth > 0 and self._size + growth > rules.max_tokens:

@@ -33,7 +33,7 @@ from midstream.core.task import Task
 from midstream.core.tool import RunProgress
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
-from midstream.lessons.feedback import VoteFile, vote_guard
+from midstream.lessons.feedback import Feedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules
@@ -84,8 +84,7 @@ class LessonLearner:
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
     `engines` are by the reflector's roles. An accepted set is proven for the agent `identity`. `budget` counts what
-    is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back;
-    `Committer` adds the gate's votes.
+    is used, `report` gets the progress. `feedback` may refuse proposals.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class LessonLearner:
         gate_environment: Environment | None = None,
         engines: Mapping[str, Engine],
         ledger: Ledger,
-        votes: VoteFile | None = None,
+        feedback: Feedback | None = None,
         seed: int,
         identity: str = "",
         budget: Budget | None = None,
@@ -106,9 +105,9 @@ class LessonLearner:
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
         self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
-        self.votes = votes
+        self.feedback = feedback
         # A lesson may give away no answer of a task that is learned from or tested on.
-        self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
+        self._leak = [leak_guard([*tasks, *validation])] if config.limits.leak_guard else []
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
         self.gate_runner = replace(self.runner, environment=gate_environment or environment)
         label = "optimiser"  # of seeds, as in runs that exist  # words: allow
@@ -123,7 +122,8 @@ class LessonLearner:
         """
         began, self.budget.phase = time.monotonic(), "learning"
         epoch, tasks = self.batch(step)
-        votes = self.ledger.votes(self.votes.counted) if self.votes is not None else ()
+        # Before the rollouts: feedback that comes meanwhile is for the next update.
+        guards = [*self._leak, *([self.feedback.guard()] if self.feedback else [])]
         proposal = await self.propose(step, tasks, lesson_set)
         trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
         errors = [trajectory.error for trajectory in trajectories if trajectory.error]
@@ -137,8 +137,7 @@ class LessonLearner:
             max_tokens=self.config.limits.max_tokens,
             lesson_tokens=LESSON_TOKENS,
             repeats=False,
-            leak=self._leak,
-            feedback=vote_guard(votes) if votes else None,
+            guards=guards,
             subsets=self.config.gate.enabled,
         )
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sqlite3
 from collections.abc import Sequence
@@ -14,21 +15,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.api import evaluate, resume, train
+from midstream.api import evaluate, resume
+from midstream.cli.main import main
 from midstream.core.agent import RunContext
-from midstream.core.errors import RunError, UsageError
+from midstream.core.errors import UsageError
+from midstream.core.metrics import Spent, ToolUse
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.lessons.commit import read_updates
-from midstream.lessons.feedback import HELD_BACK, FilteredAgent, Vote, VoteFile, read_votes, vote_guard
-from midstream.lessons.ledger import Ledger
+from midstream.evaluation.session import JournalStore
+from midstream.lessons.commit import UpdateRecord, read_updates
+from midstream.lessons.lesson_set import LessonSet
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, parse_recipe
+from midstream.report.trajectory import end_rows
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
+from midstream.runs.feedback import read_feedback
+from midstream_extra.filtered import FilteredAgent
+from midstream_extra.votes import HELD_BACK, Vote, VoteFile, Votes, read_votes, vote_guard
 from support.errors import coded
-from support.lesson_sessions import SMALL, die, differences, killed_after, learn
+from support.learned import LESSONS, write_run
+from support.lesson_sessions import die, differences, killed_after, learn
 from support.rollouts import StubReward
+from support.viewing import viewing
 
 BAD = "Guess a number that a tool could look up."
 Value = Literal["for", "against"]
@@ -162,18 +171,23 @@ def test_what_is_no_file_of_votes_is_refused(tmp_path):
         VoteFile(tmp_path / "other.sqlite")
 
 
-def test_an_update_that_is_repeated_reads_the_votes_it_began_with(tmp_path, votes_at):
-    file = votes_at(votes=of_runs(2))
-    ledger = Ledger(tmp_path / "ledger")
-    began = ledger.votes(file.counted)
-    ledger.close()
-    file.add(of_runs(5))
-    again = Ledger(tmp_path / "ledger")
-    assert again.votes(file.counted) == began
-    assert len(began) == 2
-    again.clear()
-    assert len(again.votes(file.counted)) == len(Ledger(tmp_path / "ledger").votes(tuple)) == 5
-    again.close()
+def test_an_update_that_is_repeated_has_the_votes_it_began_with(tmp_path, votes_at):
+    file = votes_at(votes=of_runs(3))
+    run = write_run(tmp_path / "run")
+    run.ledger_dir.mkdir(exist_ok=True)
+    reason = Votes(tmp_path / "votes.sqlite", run).guard()(BAD)
+    assert reason is not None
+    file.add(of_runs(5, "for"))
+    again = Votes(tmp_path / "votes.sqlite", run)
+    assert again.guard()(BAD) == reason
+    tool_use = ToolUse(turns=0, errors=0, error_rate=0.0, share={})
+    again.committed(
+        UpdateRecord(
+            step=1, epoch=1, tasks=(), groups=0, uniform=0, mean_reward=0.0, turns_mean=0.0, tool_use=tool_use,
+            version=1, lessons=0, spent=Spent(),
+        )
+    )  # fmt: skip
+    assert again.guard()(BAD) is None
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -251,8 +265,7 @@ def test_a_killed_update_votes_once_and_by_the_votes_it_began_with(voted, tmp_pa
         file.close()
     with killed_after(monkeypatch, tmp_path / "whole", 10**9) as written:
         learn(tmp_path / "whole", settings(tmp_path / "whole.sqlite"))
-    _, emptied, second, *_ = [place for place, name in enumerate(written) if name == "ledger/votes.jsonl"]
-    assert emptied < second
+    _, second = [place for place, name in enumerate(written) if name == "ledger/votes.jsonl"]
     with killed_after(monkeypatch, tmp_path / "run", written.index(after, second) + more + 1):
         assert die(tmp_path / "run", settings(tmp_path / "run.sqlite"))
     file = VoteFile(tmp_path / "run.sqlite")
@@ -296,8 +309,8 @@ def filtered(answer: str | None, votes: Path) -> Trajectory:
 def test_an_answer_near_three_votes_against_is_held_back_and_kept(tmp_path, votes_at):
     votes_at(votes=of_runs(3))
     found = filtered(BAD, tmp_path / "votes.sqlite")
-    assert (found.answer, found.final, found.stop_reason, found.status) == (None, BAD, "filtered", "ok")
-    assert found.held_back.startswith(HELD_BACK)
+    assert (found.answer, found.final, found.stop_reason, found.status) == (None, BAD, "ended", "ok")
+    assert str(found.outcome["held_back"]).startswith(HELD_BACK)
     for answer in ("Look it up.", "", None):
         passed = Trajectory(id="t", task_id="t", answer=answer, stop_reason="answered")
         assert filtered(answer, tmp_path / "votes.sqlite") == passed
@@ -318,60 +331,147 @@ def guess(question):
 """
 
 
-def test_a_recipe_names_the_file(tmp_path, monkeypatch, votes_at):
-    votes_at(votes=of_runs(3))
-    (tmp_path / "agent.py").write_text(AGENT)
-    table = {
+def table(place: Path) -> dict[str, Any]:
+    (place / "agent.py").write_text(AGENT)
+    return {
         "name": "filtered",
         "tasks": {"type": "gazetteer"},
-        "agent": {"type": f"{tmp_path}/agent.py:guess", "filter": f"{tmp_path}/votes.sqlite"},
+        "agent": {"type": f"{place}/agent.py:guess"},
         "reward": {"type": "exact_match"},
+        "evaluation": {
+            "sets": [{"name": "test", "split": "test", "count": 2}],
+            "strategy": f"filtered:votes={place}/votes.sqlite",
+        },
     }
-    with Build(parse_recipe(table)) as build:
-        assert parse_recipe(build.resolved).agent == build.recipe.agent
+
+
+def test_a_strategy_names_the_file(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    with Build(parse_recipe(table(tmp_path))) as build:
+        assert parse_recipe(build.resolved).evaluation == build.recipe.evaluation
         tasks = [Task(id=text, question=f"{text} plus 2 ?", answer="4") for text in ("two", "2")]
         groups = asyncio.run(rollout(build.environment(), tasks, seed=0))
     first, other = (group.trajectories[0] for group in groups)
-    assert (first.answer, first.final, first.stop_reason) == (None, BAD, "filtered")
-    assert (other.answer, other.held_back) == ("4", "")
+    assert (first.answer, first.final, first.stop_reason) == (None, BAD, "ended")
+    assert (other.answer, other.outcome) == ("4", {})
     assert [trajectory.reward and trajectory.reward.value for trajectory in (first, other)] == [0.0, 1.0]
+    assert any("held_back" in row.text for row in end_rows(first))
 
 
-def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
+def test_a_resumed_evaluation_has_the_votes_it_began_with(tmp_path, votes_at, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = votes_at(votes=of_runs(3))
-    (tmp_path / "agent.py").write_text(AGENT)
-    table = {
-        "name": "filtered",
-        "tasks": {"type": "gazetteer"},
-        "agent": {"type": f"{tmp_path}/agent.py:guess", "filter": f"{tmp_path}/votes.sqlite"},
-        "reward": {"type": "exact_match"},
-        "evaluation": {"sets": [{"name": "test", "split": "test", "count": 2}]},
-    }
-    run = evaluate(table, out=tmp_path / "run").directory
-    run.set_status("interrupted")
-    file.add([vote(run="/against/0", lesson="L1", by="person")])  # another vote, the same value
-    resume(run)
-    run.set_status("interrupted")
-    file.add([vote(value="for", run="/against/0", lesson="L1")])
-    with pytest.raises(RunError, check=coded("inputs-changed", "votes")):
-        resume(run)
+    recipe = table(tmp_path)
+    recipe["evaluation"]["strategy"] = "filtered:votes=votes.sqlite"
+    (tmp_path / "agent.py").write_text(f"def guess(question):\n    return {BAD!r}\n")
 
+    def die(*ended: object) -> None:
+        raise KeyboardInterrupt
 
-@pytest.mark.slow
-def test_lessons_that_vote_in_the_file_of_its_filter_is_resumed(tmp_path, votes_at):
-    votes_at(votes=of_runs(3))
-    path = f'"{tmp_path}/votes.sqlite"'
-    changes = {**SMALL, "agent.filter": path, "lessons.feedback": path, "budget.updates": 1}
-    run = train(
-        load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()]), out=tmp_path / "run"
-    ).directory
-    assert any(found.by == "gate" for found in read_votes(tmp_path / "votes.sqlite"))
-    resume(run, overrides=["budget.updates=2"])
-    assert len(read_updates(run)) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalStore, "keep", die)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(recipe, out=tmp_path / "run")
+    file.add(of_runs(3, "for"))
+    monkeypatch.chdir(tmp_path.parent)
+    run = resume(tmp_path / "run").directory
+    results = run.evaluations.read()
+    assert [result.stop_reasons for result in results] == [{"ended": 2}] * 2  # at both temperatures
+    assert not (run.root / "strategy").exists()
 
 
 def test_a_filter_without_votes_is_refused_before_any_work(tmp_path):
-    table = load_recipe("agentflow-prompted").table()
-    table["agent"]["filter"] = str(tmp_path / "none.sqlite")
     with pytest.raises(UsageError, check=coded("file-not-found")):
-        Build(parse_recipe(table))
+        evaluate(table(tmp_path), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- people -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_path(tmp_path):
+    return write_run(tmp_path / "run", versions=(LessonSet(), LESSONS)).root
+
+
+@pytest.fixture
+def vote_command(capsys, monkeypatch):
+    """Run `midstream vote ...`: (exit code, standard output in one line, standard error)."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def go(*arguments):
+        capsys.readouterr()
+        code = main(["vote", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, " ".join(captured.out.split()), captured.err
+
+    return go
+
+
+def test_people_vote_on_lessons_and_texts_and_see_what_counts(vote_command, run_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, shown, _ = vote_command("against", run_path, "L1")
+    assert code == 0
+    assert "against person run L1 Look numbers up before you calculate." in shown
+    assert vote_command("against", "Round  always.", "--project", ".midstream/votes.sqlite")[0] == 0
+    assert vote_command("for", run_path, "L1")[0] == 0
+    found = json.loads(vote_command("list", "--json")[1])
+    assert [(vote["text"], vote["value"], vote["lesson"], vote["run"]) for vote in found] == [
+        ("Round always.", "against", "", ""),
+        ("Look numbers up before you calculate.", "for", "L1", str(run_path)),
+    ]
+    assert "against person Round always." in vote_command("list", run_path)[1]
+
+
+def test_a_vote_on_a_run_with_a_file_of_its_own_goes_there(vote_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "own.sqlite"
+    run = write_run(tmp_path / "run", versions=(LessonSet(), LESSONS))
+    record = json.loads(run.info_path.read_text())
+    record["resolved"]["lessons"]["feedback"] = str(place)
+    run.info_path.write_text(json.dumps(record))
+    assert json.loads(vote_command("for", run.root, "L2", "--json")[1])["votes"] == str(place)
+    assert not (tmp_path / ".midstream").exists()
+    assert [vote["lesson"] for vote in json.loads(vote_command("list", run.root, "--json")[1])] == ["L2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("for", "RUN", "L9"), "unknown-name"),
+        (("for", " "), "empty-value"),
+        (("for", "none.json", "L1"), "file-not-found"),
+        (("list",), "file-not-found"),
+    ],
+)
+def test_a_vote_on_nothing_is_refused(vote_command, run_path, tmp_path, monkeypatch, arguments, problem):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = vote_command(*(run_path if argument == "RUN" else argument for argument in arguments))
+    assert code != 0
+    assert problem in error
+    assert not (tmp_path / ".midstream").exists()
+
+
+def test_a_thumb_on_a_lesson_is_a_vote_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "run")
+    votes = Path(".midstream/votes.sqlite")
+    with viewing(run.root) as client:
+        client.post("run/run/feedback", {"lesson": "L1", "vote": "down", "note": "too vague"})
+        client.post("run/run/feedback", {"lesson": "L2", "vote": "up", "note": ""})
+        client.post("run/run/feedback", {"lesson": "L9", "vote": "up"}, status=404)
+        [against, favor] = read_votes(votes)
+        assert (against.lesson, against.value, against.by, against.run) == ("L1", "against", "person", str(run.root))
+        assert (favor.lesson, favor.value) == ("L2", "for")
+        # The same as by hand: another vote on the same item.
+        assert main(["vote", "for", str(run.root), "L1"]) == 0
+        assert {vote.lesson: vote.value for vote in read_votes(votes)} == {"L2": "for", "L1": "for"}
+        assert read_feedback(run.root)["", "", "L1"].vote == "up"
+        client.post("run/run/feedback", {"lesson": "L1", "vote": "up", "note": "better"})  # it stands already
+        client.post("run/run/feedback", {"lesson": "L2", "vote": ""})
+        assert {vote.lesson: vote.value for vote in read_votes(votes)} == {"L1": "for"}
+    file = VoteFile(votes)
+    file.add([favor.model_copy(update={"by": "gate"})])  # a person took a vote back: the gate has none on it
+    file.close()
+    assert {vote.lesson for vote in read_votes(votes)} == {"L1"}
+    assert RunDirectory(run.root).status().state == "finished"
