@@ -24,7 +24,7 @@ from midstream.core.data import Frozen
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.lessons.commit import MadeUpdate
-from midstream.lessons.feedback import Feedback
+from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.operations import Operation
 from midstream.lessons.update import LessonLearner
@@ -181,7 +181,7 @@ def test_orders(build: Build) -> tuple[Workshop, list[Task]]:
     return build.source, build.set_tasks(build.recipe.evaluation.sets[0])
 
 
-async def updates(build: Build, feedback: Feedback | None = None) -> list[MadeUpdate]:
+async def updates(build: Build, feedback: LessonFeedback | None = None) -> list[MadeUpdate]:
     """All updates of a run."""
     parts, ledger = lessons_parts_of(build), Ledger()
     lessons = LessonLearner(

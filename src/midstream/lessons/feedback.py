@@ -1,6 +1,6 @@
 """Feedback on lessons, which an installed package counts: midstream-extra has votes.
 
-A package offers a class (`Feedback`) as an entry point:
+A package offers a class (`LessonFeedback`) as an entry point:
 
     [project.entry-points."midstream.lessons"]
     feedback = "midstream_extra.votes:Votes"
@@ -19,7 +19,7 @@ from midstream.lessons.similarity import Guard
 from midstream.runs import RunDirectory
 
 
-class Feedback(Protocol):
+class LessonFeedback(Protocol):
     """The feedback in the file `path`, for a lesson run with `lessons.feedback = path`."""
 
     def __init__(self, path: Path, run: RunDirectory) -> None: ...
@@ -36,12 +36,12 @@ class Feedback(Protocol):
         """Take a person's thumb on a lesson of a run: "up", "down", or "" for one that is taken back."""
 
 
-def installed() -> type[Feedback] | None:
+def installed() -> type[LessonFeedback] | None:
     """The class of an installed package, None without one."""
     return next((point.load() for point in entry_points(group="midstream.lessons", name="feedback")), None)
 
 
-def required() -> type[Feedback]:
+def required() -> type[LessonFeedback]:
     """The class of an installed package. Raises `RecipeError` without one."""
     if (found := installed()) is None:
         what, fix = "no installed package counts lessons.feedback", "pip install ./plugins/midstream-extra"

@@ -70,7 +70,7 @@ class LessonsSession(Session):
     def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
         feedback = required()(parts.lessons.feedback, run) if parts.lessons.feedback else None
-        self.committer = Committer(run, report=self.note, committed=feedback and feedback.committed)
+        self.committer = Committer(run, report=self.note, committed=feedback.committed if feedback else None)
         self.store = JournalStore(run.results_path, report=self.note)
         self.updates: list[UpdateRecord] = []
         self.most_updates = parts.lessons.most_updates(parts.budget.limits)

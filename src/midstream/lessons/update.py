@@ -33,7 +33,7 @@ from midstream.core.task import Task
 from midstream.core.tool import RunProgress
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
-from midstream.lessons.feedback import Feedback
+from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules
@@ -97,7 +97,7 @@ class LessonLearner:
         gate_environment: Environment | None = None,
         engines: Mapping[str, Engine],
         ledger: Ledger,
-        feedback: Feedback | None = None,
+        feedback: LessonFeedback | None = None,
         seed: int,
         identity: str = "",
         budget: Budget | None = None,

@@ -160,7 +160,7 @@ class KeptVotes(Frozen):
 
 
 class Votes:
-    """The votes in the file of `lessons.feedback`, in a lesson run (`midstream.lessons.feedback.Feedback`).
+    """The votes in the file of `lessons.feedback`, in a lesson run (`midstream.lessons.feedback.LessonFeedback`).
 
     An update is decided by the votes that it began with, which a file in the run's ledger keeps until it is committed.
     Raises as `VoteFile`.
