@@ -29,11 +29,12 @@ from rich.text import Text
 from midstream.core.data import Frozen
 from midstream.core.terminal import Terminal
 from midstream.lessons.commit import MadeUpdate
-from midstream.lessons.feedback import HELD_BACK, VoteFile
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe
+from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream_extra.study_tables import t_interval
+from midstream_extra.votes import HELD_BACK, Votes
 from midstream_worlds.workshop.tasks import Workshop
 from studies.common import Job, parser, plain_table, reporter, results, run, workshop_recipe, write_json
 from studies.gate import test_orders, updates
@@ -99,19 +100,20 @@ def learned(job: Job) -> Project:
     """
     runs = []
     with TemporaryDirectory() as directory:
-        votes = VoteFile(Path(directory, "votes.sqlite"))
         for number in range(RUNS):
             recipe = load_recipe(job.recipe, (*job.overrides, f"seed={number}"))
-            filtered = _run(recipe, votes, f"run {number}")
+            # Only for the votes that an update began with: this run leaves no other files.
+            run = RunDirectory(Path(directory, f"run-{number}"))
+            run.ledger_dir.mkdir(parents=True)
+            filtered = _run(recipe, Votes(Path(directory, "votes.sqlite"), run))
             changed = filtered.harmful_held_back or filtered.good_held_back
             runs.append((_run(recipe) if changed else filtered, filtered))
-        votes.close()
     return Project(runs=tuple(runs))
 
 
-def _run(recipe: Recipe, votes: VoteFile | None = None, name: str = "") -> LearnedRuns:
+def _run(recipe: Recipe, votes: Votes | None = None) -> LearnedRuns:
     with Build(recipe, budget=Budget(BudgetConfig())) as build:
-        return _measured(build, asyncio.run(updates(build, votes, name)))
+        return _measured(build, asyncio.run(updates(build, votes)))
 
 
 def _measured(build: Build, made: Sequence[MadeUpdate]) -> LearnedRuns:

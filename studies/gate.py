@@ -23,8 +23,8 @@ from rich.text import Text
 from midstream.core.data import Frozen
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
-from midstream.lessons.commit import MadeUpdate, gate_votes
-from midstream.lessons.feedback import VoteFile
+from midstream.lessons.commit import MadeUpdate
+from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.operations import Operation
 from midstream.lessons.update import LessonLearner
@@ -181,8 +181,8 @@ def test_orders(build: Build) -> tuple[Workshop, list[Task]]:
     return build.source, build.set_tasks(build.recipe.evaluation.sets[0])
 
 
-async def updates(build: Build, votes: VoteFile | None = None, run: str = "") -> list[MadeUpdate]:
-    """All updates of a run; its gate votes under the name `run`, if there are `votes`."""
+async def updates(build: Build, feedback: LessonFeedback | None = None) -> list[MadeUpdate]:
+    """All updates of a run."""
     parts, ledger = lessons_parts_of(build), Ledger()
     lessons = LessonLearner(
         config=parts.lessons,
@@ -192,7 +192,7 @@ async def updates(build: Build, votes: VoteFile | None = None, run: str = "") ->
         gate_environment=parts.make_environment(chosen=parts.validation_set),
         engines=parts.engines,
         ledger=ledger,
-        votes=votes,
+        feedback=feedback,
         seed=parts.seed,
         identity=parts.identity,
         budget=parts.budget,
@@ -201,8 +201,8 @@ async def updates(build: Build, votes: VoteFile | None = None, run: str = "") ->
     for step in range(1, parts.lessons.updates + 1):
         made = await lessons.update(step, lesson_set, pending, step)
         lesson_set, pending = made.lesson_set, made.record.pending
-        if votes is not None:
-            votes.add(gate_votes(made.record, run))
+        if feedback is not None:
+            feedback.committed(made.record)
         found.append(made)
         ledger.clear()
     return found

@@ -17,7 +17,6 @@ import pytest
 # Imported here, so that the first case of a worker does not pay for it.
 from midstream.cli import doctor, solve, train  # noqa: F401
 from midstream.cli.main import main
-from midstream.lessons.feedback import Vote, VoteFile
 from support.evaluations import write
 from support.learned import write_run
 from support.llm_server import AgentFlowReplies, LLMServer
@@ -115,9 +114,6 @@ def directory(tmp_path_factory, finished_run):
     questions = [{"question": f"How much is {i} plus 1 ?", "answer": str(i + 1)} for i in range(100)]
     for name in ("mine.jsonl", "questions.jsonl"):
         (place / name).write_text("\n".join(map(json.dumps, questions)))
-    votes = VoteFile(place / ".midstream" / "votes.sqlite")
-    votes.add([Vote(text="Guess, then check.", value="against")])
-    votes.close()
     (place / "documents.jsonl").write_text(json.dumps({"id": "1", "text": "Harbors are by the sea."}))
     (place / "friends.csv").write_text("source,target\nAnn,Ben\nBen,Cem\nCem,Eve\nAnn,Cem\n")
     return place

@@ -27,7 +27,6 @@ from midstream.core.trajectory import Action, Observation, Score, Trajectory, us
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing, media_of
 from midstream.gateway.server import Gateway, PendingReply, Step
 from midstream.gateway.settings import ServeConfig, SessionSettings
-from midstream.lessons.feedback import FilteredAgent
 from midstream.process import build_for, open_budget, running
 from midstream.recipe.inputs import create_run
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
@@ -159,7 +158,7 @@ def serve_sessions(
                 return ""
 
             agent: Any = environment.agent
-            while isinstance(agent, BudgetedAgent | FilteredAgent):
+            while isinstance(agent, BudgetedAgent):
                 agent = agent.agent
             # Ids of sessions that an earlier server has recorded are taken.
             ended = [result.place[0] for result in results.read(run.results_path)]
@@ -239,8 +238,6 @@ class AnsweringAgent:
         ended = await self.run(f"{said}\n\n{last.content}" if said else last.content, step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)
-        if ended.held_back:
-            raise FormError("answer-held-back", f"agent.filter: {ended.held_back}", None, status=422)
         usage = usage_of(ended.calls)
         reply = ChatReply(
             id=f"{ended.seed:016x}",

@@ -25,7 +25,7 @@ STRICT = Rules(
     max_tokens=60,
     lesson_tokens=20,
     repeats=False,
-    leak=lambda text: "it holds an answer" if "42" in text else None,
+    guards=[lambda text: "it holds an answer" if "42" in text else None],
 )
 LESSONS = LessonSet(
     lessons=(

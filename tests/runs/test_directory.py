@@ -117,6 +117,13 @@ def test_open_another_format_names_both_versions(tmp_path):
         RunDirectory.open(tmp_path)
 
 
+def test_open_a_run_from_before_votes_were_a_plugin(tmp_path):
+    run = create(tmp_path)
+    info = run.info()
+    run.info_path.write_text(json.dumps(json.loads(run.info_path.read_text()) | {"votes": ""}))
+    assert RunDirectory.open(tmp_path).info() == info
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", f'{{"format": {RUN_FORMAT}}}'])
 def test_open_a_damaged_run(tmp_path, text):
     run = create(tmp_path)

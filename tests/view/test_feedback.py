@@ -1,4 +1,4 @@
-"""Thumbs and notes: kept in the run, votes of the project, rewards."""
+"""Thumbs and notes, which are kept in the run, and choices between answers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from midstream.cli.main import main
 from midstream.evaluation.estimates import exact_interval
-from midstream.lessons.feedback import VoteFile, read_votes
-from midstream.runs import RunDirectory
+from midstream.lessons import feedback
 from midstream.runs.feedback import add_feedback, read_feedback
 from support.evaluations import write
 from support.learned import write_run
@@ -100,28 +100,23 @@ def test_many_at_once_leave_a_whole_journal(tmp_path: Path) -> None:
     assert len(list(read_records(tmp_path / "feedback.jsonl"))) == 80  # it raises for a line out of its place
 
 
-def test_a_thumb_on_a_lesson_is_a_vote_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_thumb_on_a_lesson_is_kept_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = list[tuple[str, str]]()
+    counts = SimpleNamespace(judged=lambda run, lesson, thumb: judged.append((lesson.text, thumb)))
     run = write_run(tmp_path / "run")
-    votes = Path(".midstream/votes.sqlite")
     with viewing(run.root) as client:
+        monkeypatch.setattr(feedback, "installed", lambda: counts)
         client.post("run/run/feedback", {"lesson": "L1", "vote": "down", "note": "too vague"})
-        client.post("run/run/feedback", {"lesson": "L2", "vote": "up", "note": ""})
+        client.post("run/run/feedback", {"lesson": "L1", "vote": "down", "note": "much too vague"})
+        client.post("run/run/feedback", {"lesson": "L1", "vote": "", "note": "much too vague"})
+        client.post("run/run/feedback", {"lesson": "L2", "vote": "", "note": "no thumb"})
         client.post("run/run/feedback", {"lesson": "L9", "vote": "up"}, status=404)
-        [against, favor] = read_votes(votes)
-        assert (against.lesson, against.value, against.by, against.run) == ("L1", "against", "person", str(run.root))
-        assert (favor.lesson, favor.value) == ("L2", "for")
-        # The same as by hand: another vote on the same item.
-        assert main(["lessons", "vote", str(run.root), "L1", "for"]) == 0
-        assert {vote.lesson: vote.value for vote in read_votes(votes)} == {"L2": "for", "L1": "for"}
-        client.post("run/run/feedback", {"lesson": "L1", "vote": "up", "note": "better"})  # it stands already
-        client.post("run/run/feedback", {"lesson": "L2", "vote": ""})
-        assert {vote.lesson: vote.value for vote in read_votes(votes)} == {"L1": "for"}
-    file = VoteFile(votes)
-    file.add([favor.model_copy(update={"by": "gate"})])  # a person took a vote back: the gate has none on it
-    file.close()
-    assert {vote.lesson for vote in read_votes(votes)} == {"L1"}
-    assert RunDirectory(run.root).status().state == "finished"
+        monkeypatch.setattr(feedback, "installed", lambda: None)
+        said = client.post("run/run/feedback", {"lesson": "L2", "vote": "up"})
+        assert said == {"vote": "up", "note": "no thumb"}
+    text = "Look numbers up before you calculate."
+    assert judged == [(text, "down"), (text, "")]
+    assert {entry.lesson: entry.vote for entry in read_feedback(run.root).values()} == {"L1": "", "L2": "up"}
 
 
 def evaluations(place: Path) -> tuple[Path, Path]:

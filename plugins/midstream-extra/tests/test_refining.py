@@ -201,25 +201,6 @@ def test_a_chain_without_an_answer_has_no_vote():
     assert any("(The agent gave no answer.)" in task.question for task in mute.tasks)
 
 
-@pytest.mark.parametrize("held", [1, 3])
-def test_answers_that_a_filter_held_back_are_said_to_be(held: int):
-    """Where one chain still has an answer it wins; where none has, the trajectory is held back as one run is."""
-
-    class Filtered(Simulated):
-        async def run(self, task: Task, context: RunContext) -> Trajectory:
-            found = await super().run(task, context)
-            if self.runs["solve"] > held:
-                return found
-            gone = {"answer": None, "held_back": "near three votes", "stop_reason": "filtered"}
-            return found.model_copy(update=gone)
-
-    found = run(refining(Filtered(), K=3, T=0, early_stop=False))
-    assert found.status == "ok"
-    assert bool(found.answer) == (held < 3)
-    assert (found.held_back, found.stop_reason) == (("", "answered") if held < 3 else ("near three votes", "filtered"))
-    assert found.final  # what was written
-
-
 class Searching(Simulated):
     """Answers with the marks of two equal calls of its tool, at a time that depends on the order."""
 

@@ -1,4 +1,4 @@
-"""`midstream lessons`: look at what an agent has learned, compare versions, roll back, edit, validate, vote.
+"""`midstream lessons`: look at what an agent has learned, compare versions, roll back, edit, validate.
 
 Only `validate` asks a model. Every change makes a new version of a run's lesson set: nothing is lost, and `rollback`
 undoes it. A change of what prompts show makes the lesson set unproven.
@@ -19,12 +19,10 @@ from midstream.cli import options as shared
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
-from midstream.lessons.access import EditableLessons, cast_vote, editable_lessons, history, read, votes_path
+from midstream.lessons.access import EditableLessons, editable_lessons, history, read
 from midstream.lessons.editing import edited, to_draft, to_json
-from midstream.lessons.feedback import read_votes
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
-from midstream.lessons.settings import VOTES
 from midstream.process import build_for
 from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
@@ -35,15 +33,8 @@ from midstream.recipe.overrides import AgentChanges, LearningChanges, agent_reci
 from midstream.recipe.prompts import FORMATS, prompts_of
 from midstream.report.blocks import code, text
 from midstream.report.draw import show
-from midstream.report.lesson_set import (
-    diff_blocks,
-    lesson_set_blocks,
-    size_of,
-    validation_blocks,
-    versions_table,
-    votes_table,
-)
-from midstream.report.numbers import counted, spent_text
+from midstream.report.lesson_set import diff_blocks, lesson_set_blocks, size_of, validation_blocks, versions_table
+from midstream.report.numbers import spent_text
 from midstream.report.progress import progress
 
 
@@ -57,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         name: str, function: Callable[[argparse.Namespace], int], text: str, named: str, metavar: str = "LESSONS"
     ) -> argparse.ArgumentParser:
         made = actions.add_parser(name, help=text)
-        made.add_argument("named", metavar=metavar, help=named, nargs="?" if name == "votes" else None)
+        made.add_argument("named", metavar=metavar, help=named)
         made.set_defaults(run_action=function)
         shared.add(made, *shared.OUTPUT)
         return made
@@ -83,16 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add(validate, *shared.SERVER, "--serve-with", "--tools", "--tasks", "--reward", "--unsafe")
     shared.add_recording(validate)
     shared.add(validate, *shared.RECIPE)
-
-    text = "for or against a lesson or a text: near three against, others are held back"
-    vote = action("vote", add_vote, text, f"{where}; without LESSON, the text itself")
-    vote.add_argument("lesson", metavar="LESSON", nargs="?", default="", help="its id, e.g. L3")
-    vote.add_argument("value", choices=("for", "against"))
-    text = "the votes of people and of the gate that count"
-    votes = action("votes", list_votes, text, "of the project of this run", "RUN")
-    text = f"file of votes (default: the run's, {VOTES})"
-    for made in (vote, votes):
-        made.add_argument("--project", type=Path, metavar="FILE", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -241,20 +222,6 @@ def validate_lessons(options: argparse.Namespace) -> int:
         parts.append(code(f"to delete what harms ({', '.join(harmful)}): {command}"))
     shared.show(options, record, parts)
     return 0 if tested.found.test.verdict == "better" else 1
-
-
-def add_vote(options: argparse.Namespace) -> int:
-    """Add a person's vote to the project's."""
-    given, place = cast_vote(options.named, options.lesson, options.value, options.project)
-    record = {"votes": str(place), "vote": given.model_dump(mode="json")}
-    total = code(f"{place}: {counted(len(read_votes(place)), 'vote')}")
-    return shared.show(options, record, [votes_table([given]), total])
-
-
-def list_votes(options: argparse.Namespace) -> int:
-    """Print the votes that count."""
-    found = read_votes(votes_path(options.named, options.project))
-    return shared.show(options, [vote.model_dump(mode="json") for vote in found], [votes_table(found)])
 
 
 def _print_change(options: argparse.Namespace, before: LessonSet, after: LessonSet, where: str) -> int:

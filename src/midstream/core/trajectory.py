@@ -25,8 +25,7 @@ from midstream.core.data import Frozen, Settings
 from midstream.core.text import html_table
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
-# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`;
-# filtered: `agent.filter` held the answer back.
+# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`.
 StopReason = Literal[
     "verified",
     "answered",
@@ -36,7 +35,6 @@ StopReason = Literal[
     "context_limit",
     "time_limit",
     "error",
-    "filtered",
 ]
 OUTER_LIMITS: tuple[StopReason, ...] = ("context_limit", "time_limit")
 CUT_OFF: frozenset[StopReason] = frozenset({"token_limit", "context_limit", "time_limit"})  # a limit ended the run
@@ -299,7 +297,6 @@ class Trajectory(Frozen):
     closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream
     answer: str | None = None
     final: str = ""  # the whole reply of the answer, without thoughts; empty for programs and dialogues
-    held_back: str = ""  # why `agent.filter` held the answer back; "" if it did not
     gold: str | None = None
     aliases: tuple[str, ...] = ()  # other answers that count as right
     reward: Score | None = None

@@ -6,7 +6,6 @@ ledger/update.json   the update, first; once it is there, the update is complete
 lessons/             the new version, if the lesson set changed
 trajectories/        those that it learned from (`step-N`), the proposers' (`eval-try-N`), the gate's (`eval-gate-N`)
 timings.jsonl, updates.jsonl
-the project's votes  the gate's, with `lessons.feedback`
 ledger/              is emptied
 
 Every version of a lesson set is kept in `lessons/` of its run, with the changes that led to it:
@@ -17,9 +16,8 @@ lessons.json                the newest one; written again with each version
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -30,7 +28,6 @@ from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.editing import to_json
-from midstream.lessons.feedback import Vote, VoteFile
 from midstream.lessons.gate import ChangeRecord, Test
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, next_number
@@ -112,26 +109,6 @@ def read_updates(run: RunDirectory, on_damage: OnDamage = raise_damage) -> list[
     return Records(run.updates_path, UpdateRecord).read(on_damage)
 
 
-def gate_votes(record: UpdateRecord, run: str) -> list[Vote]:
-    """The votes of an update's gate: for each accepted lesson that helped, against each rejected one that harmed.
-
-    Only an effect that was measured apart from the batch counts: a batch that is rejected as a whole says nothing about
-    its single lessons. Where nothing is tested, there are no votes.
-    """
-    votes: list[Vote] = []
-    for change in record.changes:
-        effect, operation = change.effect, change.operation
-        if effect is None or not effect.alone or operation.kind not in ("add", "modify"):
-            continue
-        helped, harmed = change.fate == "accepted" and effect.mean > 0, change.fate == "rejected" and effect.mean < 0
-        if helped or harmed:
-            value = "for" if helped else "against"
-            votes.append(
-                Vote(text=operation.text, value=value, by="gate", run=run, lesson=operation.id, update=record.step)
-            )
-    return votes
-
-
 class MadeUpdate(Frozen):
     """An update that was made and is to be committed.
 
@@ -148,10 +125,15 @@ class MadeUpdate(Frozen):
 
 
 class Committer:
-    """Commits updates to a run directory; holds its ledger and its history."""
+    """Commits updates to a run directory; holds its ledger and its history.
 
-    def __init__(self, run: RunDirectory, *, report: Report, votes: VoteFile | None = None) -> None:
-        self.run, self.votes = run, votes
+    `committed` gets each record that is on disk, and again if a crash came before the ledger was emptied.
+    """
+
+    def __init__(
+        self, run: RunDirectory, *, report: Report, committed: Callable[[UpdateRecord], None] | None = None
+    ) -> None:
+        self.run, self.committed = run, committed
         self.path = run.ledger_dir / "update.json"
         # An update that was made needs nothing any more, so not even rollouts that failed are run again.
         self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), report=report)
@@ -192,8 +174,8 @@ class Committer:
                 run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
             with Journal(run.updates_path) as journal:
                 journal.append(record)
-        if self.votes is not None:
-            self.votes.add(gate_votes(record, os.path.abspath(run.root)))
+        if self.committed is not None:
+            self.committed(record)
         self.ledger.clear()
         self.path.unlink()
 

@@ -7,19 +7,18 @@ A finished update leaves its record and its trajectories in the run directory; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Call, Trajectory
-from midstream.lessons.feedback import Vote
 from midstream.rollout import Place
 from midstream.runs import results
 from midstream.runs.budget import ended_by_budget
 from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.journal import Journal, Records, Report, warn
 
-ROLLOUTS, REPLIES, VOTES = "rollouts.jsonl", "replies.jsonl", "votes.jsonl"  # in the ledger's directory
+ROLLOUTS, REPLIES = "rollouts.jsonl", "replies.jsonl"  # in the ledger's directory
 
 
 class Reply(Frozen):
@@ -27,12 +26,6 @@ class Reply(Frozen):
 
     key: str
     calls: tuple[Call, ...]
-
-
-class ReadVotes(Frozen):
-    """The record of `votes.jsonl`: the votes that the update under way was begun with."""
-
-    votes: tuple[Vote, ...]
 
 
 class Ledger:
@@ -53,7 +46,6 @@ class Ledger:
         self._report = report
         self._trajectories: dict[str, dict[Place, Trajectory]] = {}
         self._replies: dict[str, tuple[Call, ...]] = {}
-        self._votes: tuple[Vote, ...] | None = None
         self._journals: dict[str, Journal] = {}
         if directory is None:
             return
@@ -66,8 +58,6 @@ class Ledger:
             self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory
         replies = Records(directory / REPLIES, Reply).read(lambda error: report(f"{error.what}; it is asked again"))
         self._replies = {reply.key: reply.calls for reply in replies}
-        for found in Records(directory / VOTES, ReadVotes).read():
-            self._votes = found.votes
 
     def kept(self, scope: str) -> dict[Place, Trajectory]:
         """The trajectories of a piece of work so far, by task and index."""
@@ -96,23 +86,14 @@ class Ledger:
         if self.directory is not None:
             self._journal(self.directory / REPLIES).append(Reply(key=key, calls=calls))
 
-    def votes(self, read: Callable[[], tuple[Vote, ...]]) -> tuple[Vote, ...]:
-        """The votes at the beginning of the update under way: `read` is called once, also if the update is repeated."""
-        if self._votes is None:
-            self._votes = read()
-            if self.directory is not None:
-                self._journal(self.directory / VOTES).append(ReadVotes(votes=self._votes))
-        return self._votes
-
     def clear(self) -> None:
         """Drop everything: all work is done and recorded."""
         self.close()
         if self.directory is not None:
-            for name in (ROLLOUTS, REPLIES, *((VOTES,) if self._votes is not None else ())):
+            for name in (ROLLOUTS, REPLIES):
                 atomic_write(self.directory / name, b"")
         self._trajectories.clear()
         self._replies.clear()
-        self._votes = None
 
     def close(self) -> None:
         """Close the files; they open again when something is kept."""

@@ -60,8 +60,9 @@ class OperationOutcome(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """Conditions of an operation. `leak` finds texts that give away a task, `feedback` those that were voted down.
-    `test_leak` is for examples and instructions: these may hold a task that is learned from, and none that tests.
+    """Conditions of an operation. `guards` say why a text may not come into the lesson set, or None.
+
+    `lesson_guards` do so for lessons alone: examples and instructions may hold a task that is learned from.
 
     `repeats`: a text may be near another of its module, as a person may want it. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
@@ -72,9 +73,8 @@ class Rules:
     max_tokens: int | None = None
     lesson_tokens: int | None = None
     repeats: bool = True
-    leak: Guard | None = None
-    test_leak: Guard | None = None
-    feedback: Guard | None = None
+    guards: Sequence[Guard] = ()
+    lesson_guards: Sequence[Guard] = ()
     subsets: bool = True
 
 
@@ -191,7 +191,7 @@ class _Screen:
             return f"too long: {tokens(text)} tokens, a {kind} may have {limit}"
         if twin := self._twin(operation):
             return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
-        for guard in filter(None, (rules.leak if kind == "lesson" else rules.test_leak, rules.feedback)):
+        for guard in (*(rules.lesson_guards if kind == "lesson" else ()), *rules.guards):
             # What a text had before it was learned is not its doing.
             if (reason := guard(text)) and not (kind == "text" and before is not None and guard(before.text)):
                 return reason

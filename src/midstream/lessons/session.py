@@ -29,7 +29,7 @@ from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
-from midstream.lessons.feedback import VoteFile
+from midstream.lessons.feedback import required
 from midstream.lessons.lesson_set import LessonSet, render_modules
 from midstream.lessons.proposer import Proposer
 from midstream.lessons.runner import counter
@@ -68,13 +68,12 @@ class LessonsParts:
 
 
 class LessonsSession(Session):
-    """One lesson run in one run directory. It closes the votes; the caller closes the parts."""
+    """One lesson run in one run directory. The caller closes the parts."""
 
     def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
-        feedback = parts.lessons.feedback
-        self.votes = VoteFile(feedback) if feedback else None
-        self.committer = Committer(run, report=self.note, votes=self.votes)
+        feedback = required()(parts.lessons.feedback, run) if parts.lessons.feedback else None
+        self.committer = Committer(run, report=self.note, committed=feedback.committed if feedback else None)
         self.store = JournalStore(run.results_path, report=self.note)
         self.updates: list[UpdateRecord] = []
         self.most_updates = parts.lessons.most_updates(parts.budget.limits)
@@ -87,7 +86,7 @@ class LessonsSession(Session):
             engines=parts.engines,
             proposers=parts.proposers,
             ledger=self.committer.ledger,
-            votes=self.votes,
+            feedback=feedback,
             seed=parts.seed,
             identity=parts.identity,
             budget=self.budget,
@@ -103,8 +102,6 @@ class LessonsSession(Session):
         finally:
             self.committer.ledger.close()
             self.store.close()
-            if self.votes is not None:
-                self.votes.close()
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""

@@ -18,11 +18,9 @@ from midstream.runs.budget import BudgetConfig
 ROLES = ("summariser", "critic", "merger")
 # Requests for one usable reply. The last may be repaired: a model repairs its own JSON first.
 ASKS = 3
-VOTES = Path(".midstream/votes.sqlite")
-"""The file of the project's votes where no recipe names one."""
 LESSON_TOKENS = 100
 NEAR = 0.85
-"""Similarity (cosine, 0 to 1) from which lessons of one module repeat each other, and a text is near a vote."""
+"""Similarity (cosine, 0 to 1) from which lessons of one module repeat each other."""
 
 
 class RoleConfig(Settings):
@@ -104,7 +102,7 @@ class LessonsConfig(Settings):
         merger: replaces `reflector` for this role
         limits: see `lessons.limits`
         gate: see `lessons.gate`
-        feedback: the file of the project's votes, for the feedback filter; by default no votes
+        feedback: the file in which an installed package (midstream-extra: votes) keeps feedback, which refuses lessons
         start: the first lesson set: a lesson run or a file
         shuffle_rewards: a control: all rewards are permuted at random
     """

@@ -25,7 +25,7 @@ from midstream.core.task import Task
 from midstream.core.texts import kind_of
 from midstream.core.tool import RunProgress
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
-from midstream.lessons.feedback import VoteFile, vote_guard
+from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules
@@ -46,8 +46,7 @@ class LessonLearner:
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
     `engines` are by the reflector's roles. An accepted set is proven for the agent `identity`. `budget` counts what
-    is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back;
-    `Committer` adds the gate's votes.
+    is used, `report` gets the progress. `feedback` may refuse proposals.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class LessonLearner:
         engines: Mapping[str, Engine],
         proposers: Mapping[str, Proposer] | None = None,
         ledger: Ledger,
-        votes: VoteFile | None = None,
+        feedback: LessonFeedback | None = None,
         seed: int,
         identity: str = "",
         budget: Budget | None = None,
@@ -69,10 +68,12 @@ class LessonLearner:
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
         self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
-        self.votes, self.proposers = votes, proposers or {"reflection": Reflection()}
-        # A lesson may give away no answer of a task that is learned from or tested on.
-        self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
-        self._test_leak = leak_guard(validation) if config.limits.leak_guard else None
+        self.feedback, self.proposers = feedback, proposers or {"reflection": Reflection()}
+        # A lesson may give away no answer of a task that is learned from or tested on, any other text none of the
+        # latter.
+        guarded = config.limits.leak_guard
+        self._leak = [leak_guard([*tasks, *validation])] if guarded else []
+        self._test_leak = [leak_guard(validation)] if guarded and any("." in place for place in config.modules) else []
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
         self.gate_runner = replace(self.runner, environment=gate_environment or environment)
         label = "optimiser"  # of seeds, as in runs that exist  # words: allow
@@ -87,15 +88,15 @@ class LessonLearner:
         """
         began, self.budget.phase = time.monotonic(), "learning"
         epoch, tasks = self.batch(step)
-        votes = self.ledger.votes(self.votes.counted) if self.votes is not None else ()
+        # Before the rollouts: feedback that comes meanwhile is for the next update.
+        guards = [*self._test_leak, *([self.feedback.guard()] if self.feedback else [])]
         rules = Rules(
             modules=self.config.modules,
             max_tokens=self.config.limits.max_tokens,
             lesson_tokens=LESSON_TOKENS,
             repeats=False,
-            leak=self._leak,
-            test_leak=self._test_leak,
-            feedback=vote_guard(votes) if votes else None,
+            guards=guards,
+            lesson_guards=self._leak,
             subsets=self.config.gate.enabled,
         )
         proposal = await self.propose(step, tasks, lesson_set, rules)

@@ -285,10 +285,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             agent = InterleavedLoop(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
             agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self._program else None)
-        if self.recipe.agent.filter is not None:
-            from midstream.lessons.feedback import FilteredAgent
-
-            agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         if self.budget is not None and planner is None:
             agent = BudgetedAgent(agent, self.budget)

@@ -84,13 +84,12 @@ def _with_defaults(recipe: Recipe) -> Table:
         resolved["agent"]["lessons"] = place = pinned(agent.lessons)
         # Raises if a module shows none.
         lessons_of(agent, place)
-    if agent.filter is not None:
-        from midstream.lessons.feedback import read_votes
-
-        read_votes(agent.filter)  # raises: a filter without votes holds nothing back
-        resolved["agent"]["filter"] = os.path.abspath(agent.filter)
     lessons = recipe.lessons
-    if lessons is not None and lessons.feedback is not None:  # a run that is resumed elsewhere votes in the same file
+    if lessons is not None and lessons.feedback is not None:
+        from midstream.lessons.feedback import required
+
+        required()
+        # A run that is resumed elsewhere has the same file.
         resolved["lessons"]["feedback"] = os.path.abspath(lessons.feedback)
     if lessons is not None and lessons.start is not None:
         from midstream.lessons.access import read

@@ -73,8 +73,7 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
 def create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
     """Create a run directory that records the recipe of `build` and what it reads."""
     recipe = build.recipe
-    shown, votes = lessons_digest(build.lessons), _votes_digest(recipe)
-    info = collect_info(recipe.name, recipe.seed, build.resolved, asked, shown, votes)
+    info = collect_info(recipe.name, recipe.seed, build.resolved, asked, lessons_digest(build.lessons))
     return RunDirectory.create(root, info, to_toml(build.resolved))
 
 
@@ -84,13 +83,12 @@ def check_inputs(
     """Check that a locked run continues with what it began with: results on both would be counted as one.
 
     `tasks` are the digests of an evaluation's sets, `checkpoint` that of its weights. Raises `RunError` for other
-    lessons, votes, tasks, weights or components of your own, or if the run is damaged.
+    lessons, tasks, weights or components of your own, or if the run is damaged.
     """
     run.require_whole()
     info, asked = run.info(), run.info().evaluation or EvaluationInfo()
     both = {
         f"the lessons in {build.resolved['agent'].get('lessons')}": (info.lessons, lessons_digest(build.lessons)),
-        "the votes that agent.filter counts": (info.votes, _votes_digest(build.recipe)),
         **{f"the tasks of set {name!r}": (asked.tasks.get(name), digest) for name, digest in (tasks or {}).items()},
         f"the weights of step {asked.step} of {asked.run}": (asked.checkpoint, checkpoint),
     }
@@ -102,15 +100,6 @@ def check_inputs(
                 fix="restore them (RUN@VERSION of a lesson set never changes), or start over with another --out",
             )
     check_own(run, build.resolved, correct=True)
-
-
-def _votes_digest(recipe: Recipe) -> str:
-    """The digest of the votes of `agent.filter`; "" without it, and for a lesson run that itself votes."""
-    if recipe.agent.filter is None or (recipe.lessons and recipe.lessons.feedback):
-        return ""
-    from midstream.lessons.feedback import digest, read_votes
-
-    return digest(read_votes(recipe.agent.filter))
 
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool = False) -> None:

@@ -42,8 +42,7 @@ _COMPACT: Table = {
 class AgentConfig(LoopConfig):
     """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
 
-    `lessons` is a run directory or a file whose lessons are in the modules' prompts. `filter` holds back answers near
-    three distinct votes against in this file.
+    `lessons` is a run directory or a file whose lessons are in the modules' prompts.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
 
@@ -59,20 +58,18 @@ class AgentConfig(LoopConfig):
     generator: Component
     analyst: Component | None = None
     lessons: Path | None = None
-    filter: Path | None = None
 
 
 class InterleavedConfig(StreamConfig):
     """One policy that interleaves thoughts, tool calls and tool output (ARTIST, arXiv 2505.01441).
 
-    `template` is the name of one that comes with midstream, or a TOML file; `lessons` and `filter` as in `AgentConfig`.
+    `template` is the name of one that comes with midstream, or a TOML file; `lessons` as in `AgentConfig`.
     """
 
     type: str = "interleaved"
     template: str
     policy: Component
     lessons: Path | None = None
-    filter: Path | None = None
 
 
 class DirectConfig(InterleavedConfig):
@@ -86,23 +83,18 @@ class OwnAgentConfig(Settings):
     """An agent of your own: one component, whose settings stand in the table of the agent itself.
 
     `policy` is that component; it asks the model of its `engine`, whose calls are trained. `engines` are other models
-    by the names that the agent gives them; `lessons` and `filter` as in `AgentConfig`.
+    by the names that the agent gives them; `lessons` as in `AgentConfig`.
     """
 
     type: str
     policy: Component
     engines: dict[str, str] = {}
     lessons: Path | None = None
-    filter: Path | None = None
 
     @model_serializer
     def table(self) -> Table:
         """The agent's table; `parse_recipe` reads it back."""
-        others = {
-            "engines": self.engines,
-            "lessons": str(self.lessons) if self.lessons else None,
-            "filter": str(self.filter) if self.filter else None,
-        }
+        others = {"engines": self.engines, "lessons": str(self.lessons) if self.lessons else None}
         return self.policy.table() | {key: value for key, value in others.items() if value}
 
 

@@ -1,12 +1,10 @@
-"""Lessons and lesson sets in blocks: what each lesson says, did and came from; versions, votes, differences."""
+"""Lessons and lesson sets in blocks: what each lesson says, did and came from; versions, differences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from midstream.lessons.commit import Version
-from midstream.lessons.feedback import Vote
 from midstream.lessons.gate import ChangeRecord
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet, size
 from midstream.lessons.operations import Diff
@@ -124,12 +122,6 @@ def versions_table(versions: Sequence[Version]) -> Block | None:
         numbers = [str(version.number), str(len(version.lesson_set.rendered))]
         rows.append([*numbers, by, "yes" if version.lesson_set.proven_for else "no", ", ".join(changes)])
     return blocks.table("", ("version", "lessons", "by", "proven", "changes"), rows, left=0, last=3)
-
-
-def votes_table(votes: Sequence[Vote]) -> Block | None:
-    """One line a vote: its value, the voter, the lesson with its run, and the text."""
-    rows = [[vote.value, vote.by, f"{Path(vote.run).name} {vote.lesson}".strip(), vote.text] for vote in votes]
-    return blocks.table("", ("vote", "by", "lesson", "text"), rows, left=4)
 
 
 def validation_blocks(lesson_set: LessonSet, found: Validation, agent: str) -> list[Block | None]:

@@ -51,7 +51,6 @@ _REASONS = {
     "token_limit": "limit of tokens, the stream was cut off",
     "context_limit": "limit of the model's context",
     "time_limit": "time limit",
-    "filtered": "agent.filter held the answer back",
 }
 BLOCKS = ("command", "code", "call", "▸ call", "observation", "◂ output", "sampled")  # labels of rows that are no prose
 _LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
@@ -158,8 +157,6 @@ def end_rows(trajectory: Trajectory) -> list[Row]:
         words = f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"
         rows.append(Row("chains", words))
     rows.append(Row("stopped", stopped(trajectory)))
-    if trajectory.held_back:
-        rows.append(Row("held back", trajectory.held_back, "warn"))
     if trajectory.sandbox:
         rows.append(Row("sandbox", trajectory.sandbox))
     for attempt, error in enumerate(trajectory.earlier_errors, 1):

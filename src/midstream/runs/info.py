@@ -60,8 +60,7 @@ class RunInfo(Frozen):
     git. `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`). `packages` holds the
     installed packages that can change a result; `resolved` is the recipe with every default and override filled in;
     `own` are the user's components in it. `lessons` is the digest of the lessons that `agent.lessons` puts into the
-    prompts, `votes` the digest of the votes of `agent.filter`; both are "" for none, and `votes` for a lesson run that
-    itself votes. A directory with `evaluation` holds an evaluation and no training run.
+    prompts, "" for none. A directory with `evaluation` holds an evaluation and no training run.
     """
 
     format: int
@@ -77,7 +76,6 @@ class RunInfo(Frozen):
     resolved: dict[str, JsonValue]
     own: tuple[OwnComponent, ...] = ()
     lessons: str = ""
-    votes: str = ""
     evaluation: EvaluationInfo | None = None
 
     @property
@@ -110,7 +108,6 @@ def collect_info(
     resolved: Mapping[str, object],
     evaluation: EvaluationInfo | None = None,
     lessons: str = "",
-    votes: str = "",
 ) -> RunInfo:
     """The `RunInfo`, which has the arguments, of what starts now in this process.
 
@@ -136,7 +133,6 @@ def collect_info(
         resolved=to_jsonable_python(resolved, inf_nan_mode="strings"),
         own=tuple(own.used(resolved)),
         lessons=lessons,
-        votes=votes,
         evaluation=evaluation,
     )
 
@@ -147,6 +143,8 @@ def parse_info(path: Path) -> RunInfo:
         raw = from_json(read_file(path))
         found = raw["format"]
         if found == RUN_FORMAT:
+            # Runs of this format have it from before votes left the core.
+            raw.pop("votes", None)
             return RunInfo.model_validate(raw)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(

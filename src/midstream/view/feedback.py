@@ -1,15 +1,13 @@
-"""Thumbs, notes and choices between answers, kept in the run; a thumb on a lesson also is a vote of the project."""
+"""Thumbs, notes and choices between answers, kept in the run; a package may count thumbs on lessons."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.errors import UsageError
 from midstream.core.seeds import derive_seed
 from midstream.report.blocks import Block, safe
 from midstream.report.comparison import differing_answers, open_compared
@@ -19,8 +17,7 @@ from midstream.view.entries import Filter, entries
 from midstream.view.parts import Part
 
 LONGEST_NOTE = 10_000  # characters
-_VALUES: Mapping[str, Literal["for", "against", "none"]] = {"up": "for", "down": "against", "": "none"}
-_THUMBS = {"for": "up", "against": "down"}
+_THUMBS = ("up", "down", "")
 _CHOICES = ("first", "second", "equal")  # of two answers that are shown
 Given = dict[str, str]  # {"vote", "note"}
 
@@ -32,14 +29,15 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
     another form, and `UsageError` without the trajectory or lesson.
     """
     from midstream.gateway.forms import FormError
-    from midstream.lessons.access import cast_vote, find_lesson
+    from midstream.lessons.access import find_lesson
+    from midstream.lessons.feedback import installed
 
     known = ("part", "id", "lesson", "vote", "note")
     if (
         not isinstance(body, dict)
         or not all(isinstance(text, str) for text in body.values())
         or {key for key in body if body[key] or key not in known} - {"vote", "note"} not in ({"part", "id"}, {"lesson"})
-        or body.get("vote", "") not in _VALUES
+        or body.get("vote", "") not in _THUMBS
         or len(body.get("note", "")) > LONGEST_NOTE
     ):
         form = f'"part" and "id", or "lesson"; "vote": "up", "down" or ""; "note": at most {LONGEST_NOTE:,} characters'
@@ -54,12 +52,12 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
         texts = {"question": shown.get("question") or "", "answer": shown.get("answer")}
         kept = add_feedback(run.root, {**body, "task": part.entries[place].task_id, **texts})
         return {"vote": kept.vote, "note": kept.note}
-    lesson = body["lesson"]
-    find_lesson(str(run.root), lesson)
-    if "vote" in body and body["vote"] != given_on_lessons(run).get(lesson, {}).get("vote", ""):
-        cast_vote(str(run.root), lesson, _VALUES[body["vote"]])
-    add_feedback(run.root, body)
-    return given_on_lessons(run).get(lesson, {"vote": "", "note": ""})
+    lesson = find_lesson(str(run.root), body["lesson"])
+    before = given_on_lessons(run).get(lesson.id, {"vote": ""})
+    kept = add_feedback(run.root, body)
+    if kept.vote != before["vote"] and (counts := installed()) is not None:
+        counts.judged(run, lesson, kept.vote)
+    return {"vote": kept.vote, "note": kept.note}
 
 
 def given_on_trajectories(run: RunDirectory, part: str) -> dict[str, Given]:
@@ -72,25 +70,9 @@ def given_on_trajectories(run: RunDirectory, part: str) -> dict[str, Given]:
 
 
 def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
-    """What was said of the lessons of a run, by their ids; thumbs as the project's votes have them."""
-    found = {
-        entry.lesson: {"vote": "", "note": entry.note} for entry in read_feedback(run.root).values() if entry.lesson
-    }
-    if not run.lessons_dir.exists():
-        return found
-    # A page of a training run is written without this.
-    from midstream.lessons.access import votes_path
-    from midstream.lessons.feedback import read_votes
-
-    try:
-        votes = read_votes(votes_path(str(run.root), None))
-    except MidstreamError:  # nobody has voted yet
-        votes = ()
-    where = os.path.abspath(run.root)
-    for vote in votes:
-        if vote.by == "person" and vote.run == where:
-            found.setdefault(vote.lesson, {"vote": "", "note": ""})["vote"] = _THUMBS[vote.value]
-    return found
+    """What was said of the lessons of a run, by their ids."""
+    said = (entry for entry in read_feedback(run.root).values() if entry.lesson)
+    return {entry.lesson: {"vote": entry.vote, "note": entry.note} for entry in said}
 
 
 def keep_choice(first: RunDirectory, other: RunDirectory, body: Any) -> Block:

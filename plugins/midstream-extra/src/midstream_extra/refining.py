@@ -40,8 +40,7 @@ class Refining:
     ended, and a `Refinement`. It depends on that order only in which chains an early stop has cut short, never in the
     answer. Each agent run has its own seed, and tools of its own where these differ in each run. One that fails is
     tried again, as `rollout.max_attempts` allows; if it fails for good, the trajectory has its error. From the deadline
-    on no agent run begins, and the chains vote with what they have. Where no chain has an answer and `agent.filter`
-    held one back, the trajectory says what that of the lowest such chain said.
+    on no agent run begins, and the chains vote with what they have.
 
     Args:
         agent: runs each part; it is closed with this one.
@@ -208,10 +207,7 @@ class _RefiningRun:
         runs = [run for chain in self.chains for run in chain.runs]
         best = None if error else winner(self._keys())
         voted = None if best is None else self.chains[best - 1].states[-1]
-        if voted is None and error is None:
-            last = (chain.states[-1] for chain in self.chains if chain.states)
-            voted = next((state for state in last if state.held_back), None)
-        ended = "ended" if voted is None else "filtered" if voted.held_back else "answered"
+        ended = "ended" if voted is None else "answered"
         answers = tuple(chain.answers for chain in self.chains)
         return Trajectory(
             id=self.task.id,
@@ -222,7 +218,6 @@ class _RefiningRun:
             turns=_turns_of(runs),
             answer=voted.answer if voted else None,
             final=voted.final if voted else "",
-            held_back=voted.held_back if voted else "",
             reward=voted.reward if voted else None,
             stop_reason="error" if error else "time_limit" if self.is_late else ended,
             status="error" if error else "ok",
