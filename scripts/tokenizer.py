@@ -54,7 +54,8 @@ def texts() -> Iterator[str]:
             yield call("python", code=f"{task.answer} {asked.sign} abs({task.answer})")
         yield from draw_lessons(RULED, draws, held_out=False)[1].values()
         yield "Rule: Height as found. I can answer."
-    for path in sorted([*SOURCE.glob("agents/prompts/*.md"), *SOURCE.glob("core/templates/*.toml")]):
+    prompts = [*SOURCE.glob("agents/prompts/*.md"), *FILE.parents[1].glob("prompts/*.md")]
+    for path in sorted([*prompts, *SOURCE.glob("core/templates/*.toml")]):
         yield from [path.read_text(encoding="utf-8")] * PROMPTS
 
 

@@ -12,7 +12,6 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.agents.compact import SingleArgumentExecutor
 from midstream.core.engine import Engine, LockstepEngine, Request
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.task import Task
@@ -20,6 +19,7 @@ from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Score, Trajectory, without_clocks
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig
+from midstream_worlds.compact import SingleArgumentExecutor
 from midstream_worlds.planning.action_lines import ActionLinesConfig, ActionLinesPlanner
 from midstream_worlds.planning.programs import FormVerifier, VerifiedResultGenerator
 from support.errors import coded

@@ -19,11 +19,12 @@ from midstream.core.errors import (
     UnsupportedError,
 )
 from midstream.core.events import TurnEvent
-from midstream.core.stream import is_strict, stream_of
+from midstream.core.stream import stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Command, ErrorInfo, Trajectory, Usage, without_clocks
 from midstream_worlds.scripted_engine import ScriptedEngine
+from midstream_worlds.stream_format import is_strict
 from support.http_engine import engine_for
 from support.interleaved import QUESTION, Shout, Talk, Typist, play
 from support.llm_server import LLMServer

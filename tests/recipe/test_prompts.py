@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import pytest
 
 import midstream as ms
 from midstream.cli.main import main
-from midstream.recipe.prompts import FORMATS
+from midstream.process import build_for
+from midstream.recipe.prompts import formats, prompts_of
+from midstream.recipe.schema import load_recipe
 from support.llm_server import LLMServer
 
 QUESTION = "How high is {query} with {braces} and \\u003c ?"
@@ -19,8 +19,8 @@ LESSONS = '{"lessons": [{"id": "L1", "module": "%s", "text": "Use a tool {query}
 
 
 @pytest.fixture
-def exported(tmp_path, capsys):
-    """A function that exports a recipe's prompts with a lesson, as Python; returns its function `prompt`."""
+def exported(tmp_path):
+    """A function that writes an agent with a lesson, and returns it and what a program makes of its prompts."""
 
     def export(recipe: str, module: str):
         lessons = tmp_path / "lessons.json"
@@ -30,10 +30,12 @@ def exported(tmp_path, capsys):
             f'name = "mine"\nextends = "{recipe}"\ntasks = {{ type = "none" }}\n[agent]\nlessons = "lessons.json"\n',
             encoding="utf-8",
         )
-        assert main(["lessons", "export", str(agent), "--format", "python"]) == 0
-        space: dict = {}
-        exec(capsys.readouterr().out, space)
-        return str(agent), space["prompt"]
+        with build_for(load_recipe(str(agent)), {}) as build:
+            prompts = prompts_of(build)
+        return str(agent), lambda name, **values: {
+            "messages": prompts[name].messages(**values),
+            **prompts[name].options,
+        }
 
     return export
 
@@ -100,7 +102,7 @@ def test_each_module_of_agentflow_has_its_prompt(exported):
         assert "Use a tool" not in text
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", formats())
 def test_no_path_and_no_key_is_in_it(form, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-a-long-secret-of-somebody")
     (tmp_path / "lessons.json").write_text(LESSONS % "policy", encoding="utf-8")
@@ -110,13 +112,3 @@ def test_no_path_and_no_key_is_in_it(form, tmp_path, capsys, monkeypatch):
     assert "Use a tool" in text
     assert str(tmp_path) not in text
     assert "sk-a-long" not in text
-    if form in ("python", "langchain"):
-        compile(text, form, "exec")
-
-
-def test_langchain_fills_the_same_messages(capsys):
-    pytest.importorskip("langchain_core")
-    assert main(["lessons", "export", "direct", "--format", "langchain"]) == 0
-    code = capsys.readouterr().out + 'print(PROMPTS["policy"].invoke({"query": "a {b}"}).to_string())'
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "a {b}" in done.stdout

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, Trajectory, Turn, Verdict
-from midstream.report.causes import cause_of, matches, tasks_of
+from midstream.report.causes import add_task, cause_of, matches
 from midstream.sources.file import FileTasksConfig
 
 
@@ -21,6 +21,13 @@ def turn(**fields) -> Turn:
 def trajectory(**fields) -> Trajectory:
     usual = {"id": "t#0", "task_id": "t", "question": "?", "answer": "5", "gold": "6", "stop_reason": "answered"}
     return Trajectory(**{**usual, "reward": Score(0.0), "seed": 1, **fields})
+
+
+def tasks_of(runs: list[Trajectory]) -> dict[str, str]:
+    lines, ids = dict[str, str](), dict[str, str]()
+    for run in runs:
+        assert add_task(run, lines, ids) in lines
+    return lines
 
 
 ERROR = Observation(status="error", text="NameError: name 'x3' is not defined, line 12")

@@ -52,7 +52,7 @@ def test_the_command_prints_what_a_trial_measured(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"readable": 0.1}, "agent.form = compact"),
+        ({"readable": 0.1}, "agentflow-small"),
         ({"contrast": 0.1, "success": 0.9}, "harder"),
         ({"contrast": 0.1, "success": 0.1}, "easier"),
         ({"steps": 1000}, "tasks_per_step"),

@@ -11,7 +11,7 @@ import pytest
 
 from midstream.core.sequences import joined
 from midstream.core.trajectory import Trajectory
-from midstream.report.causes import cause_of, tasks_of
+from midstream.report.causes import add_task, cause_of
 from midstream.report.trajectory import turn_rows
 from midstream.runs import RunDirectory
 from midstream.training.rows import group_advantages
@@ -137,7 +137,10 @@ def test_failures_have_causes_that_open_lists_and_tasks_that_evaluate(client: Cl
         assert names(listed) == names(group["rollouts"])
         assert {cause_of(step[place]) for place in names(listed)} == {group["cause"]}
         assert group["rollouts"][0]["gold"] == step[names(listed)[0]].gold
-    assert found["tasks"] == tasks_of(step[place] for place in wrong)
+    tasks, ids = dict[str, str](), dict[str, str]()
+    for place in wrong:
+        add_task(step[place], tasks, ids)
+    assert found["tasks"] == tasks
     assert (found["unread"], found["warnings"]) == (0, [])
     lines = {rollout["place"]: rollout["line"] for group in found["causes"] for rollout in group["rollouts"]}
     for place, line in lines.items():

@@ -30,7 +30,7 @@ from midstream.recipe.inputs import run_recipe
 from midstream.recipe.lesson_sessions import validation_settings
 from midstream.recipe.lessons import check_shown, shows_lessons
 from midstream.recipe.overrides import AgentChanges, LearningChanges, agent_recipe, validation_recipe
-from midstream.recipe.prompts import FORMATS, prompts_of
+from midstream.recipe.prompts import formats, prompts_of
 from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import diff_blocks, lesson_set_blocks, size_of, validation_blocks, versions_table
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     text = "the prompts with these lessons, for a program without midstream"
     made = action("export", export_prompts, text, "a lesson or training run, or a recipe", "RUN")
-    made.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    made.add_argument("--format", choices=formats(), default="text", help="default: %(default)s")
 
     text = "does it help this agent? measured against none, lesson by lesson"
     validate = action("validate", validate_lessons, text, changed)
@@ -97,7 +97,7 @@ def export_prompts(options: argparse.Namespace) -> int:
     recipe = agent_recipe(api.opened(options.named, changes)[0], **changes)
     with build_for(recipe, {}) as build:
         prompts = prompts_of(build)
-    print(FORMATS["json" if options.json else options.format](prompts), end="")
+    print(formats()["json" if options.json else options.format](prompts), end="")
     return 0
 
 

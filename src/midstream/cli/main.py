@@ -47,7 +47,7 @@ COMMANDS = {
 EXAMPLES = """examples:
   midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
   midstream eval agentflow-prompted --model gpt-4o-mini --benchmark bamboogle
-  midstream train tool-use-135m --set training.steps=5
+  midstream train mine.toml --set training.steps=5
   midstream resume runs/demo           after Ctrl-C, a kill or a power cut
   midstream show runs/demo             numbers; add an id for one trajectory
   midstream view runs/demo             every rollout, in the browser

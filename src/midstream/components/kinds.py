@@ -39,7 +39,6 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
-        "quiz": "midstream.sources.quiz:QuizConfig",
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
         "file": "midstream.sources.file:FileTasksConfig",
         "none": "midstream.sources.finite:NoTasksConfig",
@@ -54,7 +53,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
         "per_task": "midstream.rewards.composite:PerTaskConfig",
-        "artist_math": "midstream.rewards.artist:ArtistMathConfig",
     },
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",
@@ -75,19 +73,15 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     },
     "planner": {
         "prompted": "midstream.agents.prompted:PlannerConfig",
-        "json_line": "midstream.agents.compact:JsonLineConfig",
     },
     "executor": {
-        "single_argument": "midstream.agents.compact:SingleArgumentConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
     },
     "verifier": {
         "prompted": "midstream.agents.prompted:VerifierConfig",
-        "result": "midstream.agents.compact:ResultConfig",
     },
     "generator": {
         "prompted": "midstream.agents.prompted:GeneratorConfig",
-        "last_result": "midstream.agents.compact:LastResultConfig",
     },
     "analyst": {"prompted": "midstream.agents.prompted:AnalystConfig"},
     "policy": {

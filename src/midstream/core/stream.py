@@ -3,8 +3,8 @@
     <think>2 apples and 3</think><python>print(2 + 3)</python><output>5</output><answer>5</answer>
     sampled ------------------------------------------------- environment ----- sampled ------------
 
-A template (`core/stream_template.py`) defines the marks; the agent and the format rewards use the same template. Any
-text can be parsed: blocks record what is unclosed or nested.
+A template (`core/stream_template.py`) defines the marks; the agent and rewards use the same template. Any text can
+be parsed: blocks record what is unclosed or nested.
 """
 
 from __future__ import annotations
@@ -64,60 +64,17 @@ def blocks(pieces: Sequence[Piece], template: Template) -> list[Block]:
     extends to the next opening mark or the end of the sampled stretch. Appended text is output between its marks, or
     text.
     """
-    return [block for _, found in _runs(pieces, template) for block in found]
+    return [block for _, found in stretches(pieces, template) for block in found]
 
 
-def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]:
-    """Check the relaxed format: for each tag of the template, whether the stream has it.
-
-    A tag is present if its opening mark is, with its closing mark after it; output counts only if it was appended.
-    """
-    known = template.grammar
-    written = template.opening + "".join(piece.text for piece in pieces if piece.sampled)
-    given = "".join(piece.text for piece in pieces if not piece.sampled)
-    return {kind: known.holds(kind, given if kind == "output" else written) for kind in template.tags}
-
-
-def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
-    """Check the strict format: every tag of the template is present, closed, not nested, and in order.
-
-    The order is: a thought before each call and before the answer, output after every call, one answer at the end. A
-    reply with several calls needs one thought, before the first. Text may be outside of marks, but no stray mark, and
-    nothing after the answer.
-    """
-    seen: set[str] = set()
-    calls, answered = 0, False
-    for sampled, found in _runs(pieces, template):
-        seen |= {block.kind for block in found}
-        if sampled:
-            if calls or answered or not _in_order(found, template):
-                return False
-            calls = sum(block.kind == "call" for block in found)
-            answered = any(block.kind == "answer" for block in found)
-        elif sum(block.kind == "output" for block in found) < calls:
-            return False
-        else:
-            calls = 0
-    return not calls and seen >= set(template.tags)
-
-
-def _in_order(found: Sequence[Block], template: Template) -> bool:
-    """Return whether a sampled stretch by itself has the strict format."""
-    stray = template.grammar.marks
-    thought, before = template.think is None, ""
-    for block in found:
-        if block.kind == "text":
-            if stray.search(block.body) or (before == "answer" and block.body.strip()):
-                return False
-            continue
-        if not block.closed or block.nested or block.kind == "output" or before == "answer":
-            return False
-        acts = block.kind in ("call", "answer")
-        second = before == "call" and (template.appends == "inline" or block.kind == "answer")
-        if acts and (not thought or second):
-            return False
-        thought, before = thought or block.kind == "think", block.kind if acts else before
-    return True
+def stretches(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:
+    """Yield each maximal stretch of a stream: whether it was sampled (or else appended), and its blocks."""
+    opening = [Piece(text=template.opening, sampled=True)] if template.opening else []
+    put_in_before = len(template.opening)
+    for sampled, stretch in groupby([*opening, *pieces], lambda piece: piece.sampled):
+        text = "".join(piece.text for piece in stretch)
+        yield sampled, list(_sampled(text, template, put_in_before) if sampled else _appended(text, template))
+        put_in_before = 0
 
 
 def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
@@ -132,7 +89,7 @@ def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
 
 def latest(pieces: Sequence[Piece], template: Template) -> list[Block]:
     """The blocks sampled since the environment last appended text."""
-    runs = list(_runs(pieces, template)) if pieces else []
+    runs = list(stretches(pieces, template)) if pieces else []
     return runs[-1][1] if runs and runs[-1][0] else []
 
 
@@ -140,16 +97,6 @@ def said(pieces: Sequence[Piece], template: Template) -> str:
     """The text sampled since the environment last appended text, without thoughts and calls."""
     text = "".join(block.body for block in latest(pieces, template) if block.kind == "text")
     return text.rpartition(template.think.close)[2].strip() if template.think else text.strip()
-
-
-def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:
-    """The blocks of each maximal stretch, with whether it was sampled (or else appended)."""
-    opening = [Piece(text=template.opening, sampled=True)] if template.opening else []
-    put_in_before = len(template.opening)
-    for sampled, stretch in groupby([*opening, *pieces], lambda piece: piece.sampled):
-        text = "".join(piece.text for piece in stretch)
-        yield sampled, list(_sampled(text, template, put_in_before) if sampled else _appended(text, template))
-        put_in_before = 0
 
 
 def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:

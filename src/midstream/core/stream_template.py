@@ -64,14 +64,6 @@ class Grammar:
         tool = opened[0][len(before) : len(opened[0]) - len(after)] if here else ""
         return tag.close.replace(ANY_TOOL, tool), tool
 
-    def holds(self, kind: str, text: str) -> bool:
-        """Return whether a text has an opening mark of a kind with its closing mark somewhere after it."""
-        first: dict[str, re.Match[str]] = {}  # first place of each mark: closing marks of later ones are behind it too
-        for opened in self.opening.finditer(text):
-            if opened.lastgroup == kind:
-                first.setdefault(opened[0], opened)
-        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
-
 
 def _pattern(mark: str) -> str:
     return _TOOL_NAME.join(re.escape(part) for part in mark.split(ANY_TOOL))

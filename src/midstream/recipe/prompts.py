@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 
 from pydantic import JsonValue
 
@@ -117,49 +119,17 @@ def _as_json(prompts: Mapping[str, Prompt]) -> str:
     return json.dumps(bodies, ensure_ascii=False, indent=2) + "\n"
 
 
-def _as_python(prompts: Mapping[str, Prompt]) -> str:
-    pieces = {name: prompt.pieces() for name, prompt in prompts.items()}
-    options = {name: prompt.options for name, prompt in prompts.items()}
-    return f'''"""Prompts as midstream sends them.
-
-OpenAI().chat.completions.create(model=..., **prompt("NAME", query="..."))
-"""
-
-# Of each message its role, and its content, in which texts and names of places take turns.
-PROMPTS = {pieces!r}
-OPTIONS = {options!r}
+_FORMATS: dict[str, Callable[[Mapping[str, Prompt]], str]] = {"text": _as_text, "json": _as_json}
 
 
-def prompt(name, **values):
-    """The fields of a request of this module: messages with the values in their places, tools, texts that stop it."""
-    messages = []
-    for role, content in PROMPTS[name]:
-        text = "".join(values[piece] if n % 2 else piece for n, piece in enumerate(content))
-        messages.append({{"role": role, "content": text.rstrip("\\n")}})
-    return {{"messages": messages, **OPTIONS[name]}}
-'''
+@cache
+def formats() -> dict[str, Callable[[Mapping[str, Prompt]], str]]:
+    """The formats of midstream and of installed packages, by name: functions from the modules' prompts to a text.
 
+    A package offers a format as an entry point:
 
-def _as_langchain(prompts: Mapping[str, Prompt]) -> str:
-    def template(content: list[str]) -> str:
-        # Braces are places in LangChain's templates.
-        escaped = (piece.replace("{", "{{").replace("}", "}}") for piece in content)
-        return "".join(f"{{{piece}}}" if number % 2 else piece for number, piece in enumerate(escaped))
-
-    templates = {
-        name: [(role, template(content)) for role, content in prompt.pieces()] for name, prompt in prompts.items()
-    }
-    options = {name: prompt.options for name, prompt in prompts.items()}
-    return f'''"""Prompts as midstream sends them: `PROMPTS["NAME"].invoke({{"query": ...}})`."""
-
-from langchain_core.prompts import ChatPromptTemplate
-
-PROMPTS = {{name: ChatPromptTemplate(messages) for name, messages in {templates!r}.items()}}
-# For `model.bind(**OPTIONS["NAME"])`: tools, and texts that stop a reply.
-OPTIONS = {options!r}
-'''
-
-
-FORMATS: dict[str, Callable[[Mapping[str, Prompt]], str]] = {
-    "text": _as_text, "json": _as_json, "python": _as_python, "langchain": _as_langchain,
-}  # fmt: skip
+        [project.entry-points."midstream.prompts"]
+        mine = "my_package.formats:as_mine"
+    """
+    points = entry_points(group="midstream.prompts")
+    return _FORMATS | {point.name: point.load() for point in points if point.name not in _FORMATS}

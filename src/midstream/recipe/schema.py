@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
@@ -33,10 +33,6 @@ from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStart
 
 # An optional module of agentflow.
 _ANALYST: Kind = "analyst"
-# What `form = "compact"` has in place of prompted modules.
-_COMPACT: Table = {
-    "planner": "json_line", "executor": "single_argument", "verifier": "result", "generator": "last_result"
-}  # fmt: skip
 
 
 class AgentConfig(LoopConfig):
@@ -45,13 +41,9 @@ class AgentConfig(LoopConfig):
     `lessons` is a run directory or a file whose lessons are in the modules' prompts.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
-
-    `form = "compact"` has the modules of `agents/compact.py`, for small models, in place of prompted ones. Its planner
-    and generator ask the engines that are named, its verifier too; the executor is a program.
     """
 
     type: str = "agentflow"
-    form: Literal["paper", "compact"] = "paper"
     planner: Component
     executor: Component
     verifier: Component
@@ -229,8 +221,6 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     parsed: Table = dict(anchored(table, Path.cwd()))
     agent = parsed.get("agent")
     kind = agent_type(agent)
-    if kind == "agentflow" and isinstance(agent, Mapping) and agent.get("form") == "compact":
-        parsed["agent"] = _compact(agent)
     if kind not in AGENTS:
         own: Table = dict(parsed["agent"])
         others = {key: own.pop(key) for key in ("engines", "lessons", "filter") if key in own}
@@ -268,22 +258,6 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     if "agent" in parsed:
         parsed["agent"] = validate(AGENTS.get(kind, OwnAgentConfig), parsed["agent"], "agent")
     return validate(Recipe, parsed, "")
-
-
-def _compact(agent: Mapping[str, object]) -> Table:
-    """The agent's table with compact modules where it has prompted ones, or none. A prompted one keeps its engine."""
-    modules: Table = {}
-    for name, kind in _COMPACT.items():
-        module = agent.get(name, {})
-        if isinstance(module, Mapping) and module.get("type", "prompted") == "prompted":
-            prompted = module.get("type") == "prompted"
-            kept = {key: value for key, value in module.items() if key == "engine" or not prompted}
-            module = {**kept, "type": kind}
-            if name == "executor":
-                module.pop("engine", None)
-        modules[name] = module
-    # None of these modules reads an analysis.
-    return {**{key: value for key, value in agent.items() if key != _ANALYST}, **modules}
 
 
 def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from simpleeval import EvalWithCompoundTypes
 
@@ -88,16 +88,8 @@ def matches(run: Trajectory, expression: str) -> bool:
         ) from error
 
 
-def tasks_of(runs: Iterable[Trajectory]) -> dict[str, str]:
-    """The tasks of runs as lines of a file that `--tasks FILE` reads, by their ids there (`add_task`)."""
-    lines, ids = dict[str, str](), dict[str, str]()
-    for run in runs:
-        add_task(run, lines, ids)
-    return lines
-
-
 def add_task(run: Trajectory, lines: dict[str, str], ids: dict[str, str]) -> str:
-    """Add the task of a run to `lines` if its question is new; returns the id of its line.
+    """Add the task of a run to `lines` of a file that `--tasks FILE` reads, if its question is new; returns its id.
 
     `ids` are those of the questions: a file may not repeat one, so the first answer stays. A question whose id another
     one has gets its own, such as "a-2".

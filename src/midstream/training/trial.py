@@ -77,7 +77,7 @@ def _advice(trial: RecipeTrial, metrics: StepMetrics) -> list[str]:
     if trial.readable < _READABLE:
         found.append(
             f"{1 - trial.readable:.0%} of the turns are not readable: take a larger model, or a form that this one can "
-            "write (AgentFlow: agent.form = compact; one stream: another agent.template)"
+            "write (AgentFlow: modules as in midstream-worlds' agentflow-small; one stream: another agent.template)"
         )
     if metrics.no_contrast and trial.readable:
         found.append(metrics.no_contrast)

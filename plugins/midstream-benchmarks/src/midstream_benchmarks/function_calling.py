@@ -12,12 +12,13 @@ import math
 import re
 
 from midstream.components.component import Context, RewardConfig
-from midstream.core.stream import is_strict, stream_of
+from midstream.core.stream import stream_of
 from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward
 from midstream_worlds.dialogue_reward import outcome_of
+from midstream_worlds.stream_format import is_strict
 
 STATE, FUNCTION, MARK, STRICT = 0.5, 0.5, 0.025, 0.1
 MOST = 1.2

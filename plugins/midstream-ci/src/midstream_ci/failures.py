@@ -12,7 +12,7 @@ from midstream.core.errors import UsageError
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
 from midstream.report.blocks import code, table, text
-from midstream.report.causes import add_task, cause_of, matches, tasks_of
+from midstream.report.causes import add_task, cause_of, matches
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.report.numbers import counted, number
 from midstream.runs import RunDirectory
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     written = f"{counted(len(tasks), 'task')} in {options.tasks}" if options.tasks is not None else ""
     title = f"{counted(len(runs), 'run')} of {counted(len(tasks), 'task')}, by cause"
-    parts = [text(title, "strong"), _causes(causes), code(written)]
+    parts = [text(title, "strong"), _causes(causes, named), code(written)]
     if written:
         kept = (json.loads(tasks[add_task(run, tasks, ids)])["answer"] for run in runs)
         firsts = (answer[0] if isinstance(answer, list) else answer for answer in kept)
@@ -94,9 +94,9 @@ def _evaluated(directory: RunDirectory, set_name: str | None) -> Iterator[Trajec
         yield from evaluated_trajectories(directory, result)
 
 
-def _causes(causes: Mapping[str, Sequence[Trajectory]]) -> dict[str, object] | None:
+def _causes(causes: Mapping[str, Sequence[Trajectory]], tasks: Mapping[str, Sequence[str]]) -> dict[str, object] | None:
     rows = []
     for cause, runs in causes.items():
         score = sum(map(value, runs)) / len(runs)
-        rows.append((cause, number(len(runs)), number(len(tasks_of(runs))), f"{score:.2f}", runs[0].id))
+        rows.append((cause, number(len(runs)), number(len({*tasks[cause]})), f"{score:.2f}", runs[0].id))
     return table("", ("cause", "runs", "tasks", "mean reward", "e.g."), rows)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.agents.compact import SingleArgumentExecutor
 from midstream.core.agent import ModuleContext
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Memory, MemoryRecord, Trajectory, Verdict
@@ -21,6 +20,7 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
+from midstream_worlds.compact import SingleArgumentExecutor
 from midstream_worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
 from midstream_worlds.planning.action_lines import parse_action
 from midstream_worlds.planning.lessons import BAD, IDLE, SOUND, lines

@@ -11,7 +11,7 @@ from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import Stream
 from midstream.core.agent import ModuleContext
 from midstream.core.errors import RecipeError
-from midstream.core.stream import Piece, is_strict, stream_of, tags_present
+from midstream.core.stream import Piece, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Message, Trajectory
@@ -29,6 +29,7 @@ from midstream_worlds.planning.scripted import (
     action_words,
     stream_marks,
 )
+from midstream_worlds.stream_format import is_strict, tags_present
 from support.errors import coded
 
 TURNS = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}

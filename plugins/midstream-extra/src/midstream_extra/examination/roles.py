@@ -109,7 +109,7 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     advice, planner = advice_on(everyone, probes), found.get("planner")
     readable = planner.rates.get("reply readable") if planner else None
     if readable is not None and readable.share < GOOD and build.recipe.modules["planner"].type == "prompted":
-        advice = ("planner: try the form for small models:\n  --set agent.form=compact", *advice)
+        advice = ("planner: try the modules of the recipe agentflow-small (midstream-worlds)", *advice)
     return Diagnosis(
         recipe=build.recipe.name,
         roles=tuple(everyone),

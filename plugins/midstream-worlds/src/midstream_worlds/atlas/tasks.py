@@ -33,12 +33,12 @@ from midstream.core.task import Task
 from midstream.core.texts import Lessons
 from midstream.core.trajectory import Message, Trajectory
 from midstream.rollout import Environment, rollout
-from midstream.sources.endless import Endless
 from midstream_worlds.atlas import reflector
 from midstream_worlds.atlas.names import LONGEST, PREFIXES, NameMaker, real_places, search_words
 from midstream_worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, UNKNOWN, Asked, documents, wording
 from midstream_worlds.atlas.rules import PATTERN, Rule, warm_lessons
 from midstream_worlds.bases import WarmStartWorld
+from midstream_worlds.endless import Endless
 
 STRANGE = "unknown"  # a family to ask for: questions about places that no document names
 FAMILIES = ("lookup", "arith", "hop", "scale", "sum", "diff", "compare")

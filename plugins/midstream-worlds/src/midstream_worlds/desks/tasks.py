@@ -31,11 +31,11 @@ from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
-from midstream.sources.endless import Endless
 from midstream.sources.finite import check_known
 from midstream_worlds.desks import agent, tiny
 from midstream_worlds.desks.desk import Goal, State, Values
 from midstream_worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replay
+from midstream_worlds.endless import Endless
 from midstream_worlds.simulated import Reply
 from midstream_worlds.tiny_model import TinyWorld, Vocabulary
 

@@ -14,8 +14,8 @@ from midstream.core.texts import Lessons
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
-from midstream.sources.endless import Endless
 from midstream.sources.finite import SPLIT_FIX, check_known
+from midstream_worlds.endless import Endless
 from midstream_worlds.planning import action_lines, reflector, scripted
 from midstream_worlds.planning.lessons import draw_lessons, lesson_words
 from midstream_worlds.planning.words import FIRST, SECOND, Topic

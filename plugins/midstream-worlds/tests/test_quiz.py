@@ -7,7 +7,7 @@ import re
 import pytest
 
 from midstream.recipe.schema import load_recipe
-from midstream.sources.quiz import ARITHMETIC, FACTS, Quiz, QuizConfig, countries
+from midstream_worlds.quiz import ARITHMETIC, FACTS, Quiz, QuizConfig, countries
 
 FAMILIES = (*ARITHMETIC, *FACTS)
 

@@ -19,11 +19,10 @@ from random import Random
 from typing import Literal
 
 from midstream.components.component import TasksConfig
-from midstream.core.errors import needs_extra
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.sources.endless import Endless
 from midstream.sources.finite import SPLITS
+from midstream_worlds.endless import Endless
 
 Family = Literal["expression", "words", "lookup", "difference", "sum"]
 ARITHMETIC: tuple[Family, ...] = ("expression", "words")
@@ -124,7 +123,7 @@ class QuizConfig(TasksConfig):
     """Arithmetic, and facts about real countries behind a search: for small language models.
 
     Attributes:
-        families: `expression` and `words` (arithmetic), `lookup`, `difference` and `sum` (facts; need the extra `quiz`)
+        families: `expression` and `words` (arithmetic), `lookup`, `difference` and `sum` (facts)
         seed: decides the questions, and which countries are in which split
     """
 
@@ -138,12 +137,9 @@ class QuizConfig(TasksConfig):
 
 @cache
 def countries() -> Mapping[str, Mapping[str, str | int]]:
-    """Population, area and capital of each country with a short name, over 1,000 square kilometers and 100,000 people.
-
-    Raises `UnsupportedError` without the package countryinfo.
-    """
-    with needs_extra("questions about countries need the package countryinfo, which is not installed", "quiz"):
-        from countryinfo import all_countries
+    """Population, area and capital of countries with a short name, over 1,000 square kilometers and 100,000 people."""
+    # Reads 2 MB of files, which questions of arithmetic do not need.
+    from countryinfo import all_countries
 
     found: dict[str, dict[str, str | int]] = {}
     for table in (country.info() for country in all_countries()):

@@ -14,11 +14,12 @@ import math
 from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
 from midstream.core.source import Reward
-from midstream.core.stream import is_strict, stream_of, tags_present
+from midstream.core.stream import stream_of
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward
+from midstream_worlds.stream_format import is_strict, tags_present
 
 ANSWER, TAG, STRICT = 2.0, 0.125, 0.5
 MOST = ANSWER + 4 * TAG + STRICT + 1.0
@@ -48,7 +49,7 @@ class ArtistMath(BaseReward):
     """The answer by a rule, the format of the stream, and the share of tool calls that succeeded.
 
     Each of the tags think, call, output and answer counts in the relaxed format if it is there and closed; output only
-    if the environment wrote it. The strict format requires all of them in order (`core.stream.is_strict`). A template
+    if the environment wrote it. The strict format requires all of them in order (`stream_format.is_strict`). A template
     without some of them earns less. A call counts as made if it was answered, malformed ones too; without any call,
     tool success is 0.
     """

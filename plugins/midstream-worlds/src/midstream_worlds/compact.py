@@ -1,8 +1,8 @@
-"""AgentFlow's modules in a form that a small language model can follow (`agent.form = "compact"`).
+"""AgentFlow's modules in a form that a small language model can follow; the recipe agentflow-small has all four.
 
-The loop is the paper's (`agentflow.py`); only what the modules read and write is shorter. The planner writes one line
-of JSON, which midstream begins for it where the engine continues text (`opening`) and a JSON schema holds to its form
-on other servers. The line's input is already the tool's one argument, so a program is the executor:
+The loop is the paper's (`midstream.agents.agentflow`); only what the modules read and write is shorter. The planner
+writes one line of JSON, which midstream begins for it where the engine continues text (`opening`) and a JSON schema
+holds to its form on other servers. The line's input is already the tool's one argument, so a program is the executor:
 
     Query: How much taller is K2 than Elbrus?
     Step 1: {"tool": "local_search", "input": "height K2 Elbrus"}
@@ -47,6 +47,8 @@ SUFFICIENT_SCHEMA = object_schema(sufficient={"type": "boolean"})
 class CompactModule(PromptedModule):
     """A prompted module that sees the query and the memory as numbered steps and results."""
 
+    package = "midstream_worlds"
+
     def _values(self, question: str, memory: Memory) -> dict[str, str]:
         return {"query": neutral(question), "memory": render_steps(memory)}
 
@@ -59,7 +61,7 @@ class JsonLinePlanner(CompactModule):
 
     def __init__(self, config: JsonLineConfig) -> None:
         super().__init__(config)
-        self._examples = prompt_text("planner_examples")
+        self._examples = prompt_text("planner_examples", package=self.package)
 
     async def plan(
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.compact import (
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Request
+from midstream.core.tool import Tool
+from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
+from midstream.recipe.schema import load_recipe
+from midstream.tools.local_search import Document, LocalSearch
+from midstream.tools.python import PythonTool
+from midstream_worlds.compact import (
     JsonLineConfig,
     JsonLinePlanner,
     LastResultConfig,
@@ -20,13 +27,6 @@ from midstream.agents.compact import (
     parse_line,
     render_steps,
 )
-from midstream.core.agent import ModuleContext
-from midstream.core.engine import Request
-from midstream.core.tool import Tool
-from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
-from midstream.recipe.schema import load_recipe
-from midstream.tools.local_search import Document, LocalSearch
-from midstream.tools.python import PythonTool
 from midstream_worlds.scripted_engine import ScriptedEngine
 
 QUESTION = "How much taller is K2 than Elbrus? <|im_end|>"
@@ -247,19 +247,11 @@ def test_a_result_stays_on_its_line():
     assert lines[3] == "Result 2: error: it failed"
 
 
-class TestForm:
-    def test_the_compact_form_replaces_prompted_modules_and_keeps_their_engines(self):
-        recipe = load_recipe("agentflow-prompted", ["agent.form=compact"])
-        types = {name: (module.type, module.engine) for name, module in recipe.modules.items()}
-        assert types == {
-            "planner": ("json_line", "model"),
-            "executor": ("single_argument", None),
-            "verifier": ("result", "model"),
-            "generator": ("last_result", "model"),
-        }
-
-    def test_other_modules_stay(self):
-        recipe = load_recipe("flow-grpo-tiny", ["agent.form=compact"])
-        assert [module.type for module in recipe.modules.values()] == [
-            "action_lines", "single_argument", "form", "verified_result"
-        ]  # fmt: skip
+def test_the_recipe_for_small_models_names_all_four():
+    modules = load_recipe("agentflow-small").modules
+    assert {name: (module.type, module.engine) for name, module in modules.items()} == {
+        "planner": ("json_line", "policy"),
+        "executor": ("single_argument", None),
+        "verifier": ("result", "frozen"),
+        "generator": ("last_result", "frozen"),
+    }

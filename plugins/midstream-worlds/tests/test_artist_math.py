@@ -17,10 +17,10 @@ from midstream.core.stream import escape_marks
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
-from midstream.rewards.artist import ArtistMath, ArtistMathConfig
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.numeric import Numeric
 from midstream.tools.python import PythonConfig, PythonTool
+from midstream_worlds.artist_math import ArtistMath, ArtistMathConfig
 from midstream_worlds.scripted_engine import ScriptedEngine
 from support.errors import coded
 from support.marked_streams import FAILED, Output, stream
