@@ -116,7 +116,7 @@ def test_the_engine_answers_and_its_calls_are_the_tools(asked):
     assert [(one.role, one.messages) for one in result.calls] == 2 * [
         ("desk.ask", (Message(role="user", content="hi"),))
     ]
-    # Equal requests are sampled anew, and the same call has the same seeds.
+    # Equal requests are sampled again, and the same call has the same seeds.
     first, second = (request.seed for request in model.requests)
     assert first != second
     call(tools, "ask", question="hi", times=2)

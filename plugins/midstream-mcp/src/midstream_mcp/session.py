@@ -215,13 +215,13 @@ class Server:
             closing.set()
 
     async def _on_sampling(
-        self, _: ClientRequestContext, params: types.CreateMessageRequestParams
+        self, context: ClientRequestContext, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.ErrorData:
         if self._ask is None:
             return types.ErrorData(code=types.INVALID_REQUEST, message=NO_CALL)
         return await asyncio.wrap_future(self._ask(params))
 
-    async def _on_list_roots(self, _: ClientRequestContext) -> types.ListRootsResult:
+    async def _on_list_roots(self, context: ClientRequestContext) -> types.ListRootsResult:
         paths = [path.absolute() for path in self._config.roots]
         roots = [{"uri": path.as_uri(), "name": path.name} for path in paths]
         return types.ListRootsResult.model_validate({"roots": roots})

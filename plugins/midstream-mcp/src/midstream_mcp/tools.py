@@ -65,7 +65,7 @@ class McpConfig(ToolConfig):
         timeout_s: seconds of one call
         output_tokens: the most tokens of a result; four characters count as a token
         max_reply_mb: a longer reply of a `url` is not read
-        roots: directories and files that the server is told of when it asks for its roots
+        roots: directories and files whose addresses the server gets when it asks for its roots
         max_tokens: the most new tokens of each reply of `engine` to the server
     """
 
