@@ -324,6 +324,9 @@ async def agent(question, tools):
     """What the server's tools say."""
     return f'{await tools["desk_ask"](question=question)} {await tools["desk_roots"]()}'
 
+async def asks_too(question, tools, model):
+    return await agent(question, tools) + await model(question)
+
 def model(messages):
     if "broken" in messages[-1]["content"]:
         raise RuntimeError("out of flux")
@@ -389,3 +392,18 @@ def test_a_recipe_names_roots_next_to_it_and_an_engine_that_is_there(recipe):
     assert load_recipe(str(recipe)).tools["desk"].config.roots == (recipe.parent / "data",)
     with raises("unknown-engine", "tools.desk.engine", "none"):
         Build(load_recipe(str(recipe), ["tools.desk.engine=none"]))
+
+
+@pytest.mark.slow
+def test_an_engine_that_waits_for_every_trajectory_answers_servers_the_same_each_time(recipe, tmp_path):
+    pytest.importorskip("transformers")
+    from support.hf_models import save_chat_model
+
+    policy = f'engines.policy={{type="transformers_local", model="{save_chat_model(tmp_path / "model", "llama")}"}}'
+    frozen = ("engines.model.type=reference", "engines.model.engine=policy", "tools.desk.max_tokens=6")
+    agent = (f"agent.type={tmp_path}/parts.py:asks_too", "agent.engine=policy", "agent.sampling.max_tokens=8")
+    found, again = (run(recipe, policy, *frozen, *agent) for _ in range(2))
+    assert [[call.role for call in one.calls] for one in found] == 2 * [["desk.ask", "policy"]]
+    sampled = [[call.completion_ids for call in one.calls] for one in found]
+    assert all(min(map(len, ids)) > 0 for ids in sampled)
+    assert [[call.completion_ids for call in one.calls] for one in again] == sampled
