@@ -84,10 +84,10 @@ class Sessions:
 
     def stop(self) -> None:
         """End every session; calling it again does nothing."""
-        self._closed = True
-        for server in tuple(self._open):
+        self._closed, servers = True, tuple(self._open)
+        for server in servers:
             server.end()
-        for server in tuple(self._open):
+        for server in servers:
             server.stop()
 
 

@@ -299,11 +299,11 @@ async def _result_of(session: ClientSession, tool: str, arguments: Mapping[str, 
 
     Raises `Refused` for input that is not available here.
     """
-    responses: types.InputResponses | None = None
+    responses: types.InputResponses = {}
     state: str | None = None
     for _ in range(MOST_ROUNDS):
         params = types.CallToolRequestParams(
-            name=tool, arguments=dict(arguments), input_responses=responses, request_state=state
+            name=tool, arguments=dict(arguments), input_responses=responses or None, request_state=state
         )
         # Not `call_tool`, which would validate the result against the server's output schema: only its text is used.
         result = await session.send_request(types.CallToolRequest(params=params), _RESULT)
