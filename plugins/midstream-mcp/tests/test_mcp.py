@@ -39,9 +39,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(port: int) -> Iterator[str]:
-    """The address of the honest server over HTTP."""
-    process = subprocess.Popen([*HONEST, "http", str(port)], stderr=subprocess.DEVNULL)
+def serving(port: int, server: tuple[str, ...] = HONEST) -> Iterator[str]:
+    """The address of a server over HTTP."""
+    process = subprocess.Popen([*server, "http", str(port)], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 30
     while time.monotonic() < until:
         with socket.socket() as sock:

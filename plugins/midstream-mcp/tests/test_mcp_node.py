@@ -20,6 +20,7 @@ import pytest
 from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream_mcp import tools as mcp
+from midstream_worlds.scripted_engine import ScriptedEngine
 
 ROOT = os.environ.get("MIDSTREAM_NODE", "")
 MODULES = Path(ROOT) / "node_modules"
@@ -80,6 +81,29 @@ def test_the_reference_servers_tools(transport, url):
     assert found["get_resource_links"].text.count("[resource: demo://") == 2
     assert "This is a plaintext resource" in found["get_resource_reference"].text
     assert "expected number, received string" in found["wrong"].text
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_the_reference_server_asks_for_a_model_and_for_roots(transport, url, tmp_path):
+    peer = {"url": url} if transport == "http" else {"command": (NODE, EVERYTHING, "stdio")}
+    include = ("trigger-sampling-request", "get-roots-list")
+    engine = ScriptedEngine(lambda request: f"re: {request.messages[-1].content}")
+    config = mcp.McpConfig(**peer, timeout_s=20, prefix="", include=include, roots=(tmp_path,))
+    tools = {tool.name: tool for tool in mcp.make(config, "everything", engine)}
+
+    async def run() -> tuple[ToolResult, ToolResult]:
+        found = await call_tool(tools["trigger_sampling_request"], {"prompt": "hi", "maxTokens": 7})
+        roots = await call_tool(tools["get_roots_list"], {})
+        for tool in tools.values():
+            await tool.close()
+        return found, roots
+
+    found, roots = asyncio.run(run())
+    assert '"text": "re: Resource trigger-sampling-request context: hi"' in found.text
+    assert [call.role for call in found.calls] == ["everything.trigger-sampling-request"]
+    [request] = engine.requests
+    assert (request.messages[0].content, request.sampling.max_tokens) == ("You are a helpful test server.", 7)
+    assert tmp_path.as_uri() in roots.text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ which it was opened. So each server has a thread: calls reach it from any loop, 
 here. The call after a broken connection opens a new one.
 
 Only this thread uses the SDK. `stop` ends it and the server; it also runs when the interpreter ends.
+
+A server may ask back during a call: for its roots, and, where the call came with an `Ask`, for a model (`sampling.py`).
+A request that arrives by itself (2025-11-25 and older) names no call, so such a call has the session to itself.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import atexit
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
 import mcp_types as types
-from mcp import Client, MCPError
+from mcp import Client, ClientSession, MCPError
+from mcp.client import ClientRequestContext
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.data import problems_of
@@ -32,10 +37,18 @@ from midstream_mcp.transports import SESSION_LOST, TOO_LONG, ServerOutput, open_
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
 PAUSE_S = 1.0  # before connecting again
 STOP_S = 10.0  # for a server and its thread to end
+MOST_ROUNDS = 10  # of input that one call may require (2026-07-28)
+ROUND_PAUSE_S = 0.25  # before a call is repeated that requires none
+
+# From any thread: a server's request for a model, and the reply to come.
+Ask = Callable[[types.CreateMessageRequestParams], Future[types.CreateMessageResult | types.ErrorData]]
 
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
+NO_CALL, TOO_MANY = "no call of this tool is under way", "too many requests for a model in one call of a tool"
+# In the errors with which the SDK, or midstream, refuses what a server asks; a server may pass them on as its own.
+_REFUSALS = ("Sampling not supported", "Elicitation not supported", "List roots not supported", NO_CALL, TOO_MANY)
 # Errors of a server that does not know the older handshake.
 _NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
 
@@ -57,10 +70,14 @@ class _Connection:
 
 
 class Server:
-    """One MCP server: `name` is the recipe's table, for errors, and `secrets` the variables that the server gets."""
+    """One MCP server: `name` is the recipe's table, for errors, and `secrets` the variables that the server gets.
 
-    def __init__(self, name: str, config: McpConfig, secrets: Mapping[str, str]) -> None:
-        self._name, self._config, self._secrets = name, config, secrets
+    With `samples` it may ask for a model during a call with an `Ask`, and has one such call at a time.
+    """
+
+    def __init__(self, name: str, config: McpConfig, secrets: Mapping[str, str], *, samples: bool = False) -> None:
+        self._name, self._config, self._secrets, self._samples = name, config, secrets, samples
+        self._ask: Ask | None = None
         self.hide = hider(secrets.values())
         # Of a whole call: connecting again, the call, the request that checks the server, and ending it.
         self.longest_call_s = PAUSE_S + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
@@ -72,6 +89,16 @@ class Server:
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Start the thread; the first call connects."""
+        for name in ("mcp.client", "client"):  # the SDK's: they would print what a server sends
+            logger = logging.getLogger(name)
+            logger.propagate = False
+            if not logger.handlers:  # without any, warnings are printed all the same
+                logger.addHandler(logging.NullHandler())
+        self._thread.start()
+        atexit.register(self.stop)
+
     def start(self) -> list[types.Tool]:
         """Connect and return the server's tools.
 
@@ -79,37 +106,35 @@ class Server:
             RecipeError: its command cannot be started.
             ToolServerError: it does not answer as the protocol prescribes.
         """
-        for name in ("mcp.client", "client"):  # the SDK's: they would print what a server sends
-            logging.getLogger(name).propagate = False
-        self._thread.start()
-        atexit.register(self.stop)
+        self.begin()
         try:
             return asyncio.run_coroutine_threadsafe(self._connected(), self._loop).result().tools
         except BaseException:
             self.stop()
             raise
 
-    async def call(self, tool: str, arguments: Mapping[str, JsonValue]) -> ToolResult:
+    async def call(self, tool: str, arguments: Mapping[str, JsonValue], ask: Ask | None = None) -> ToolResult:
         """Call a tool of the server, from any event loop, with its result as text. `stop` cancels the call.
 
         Raises:
-            Refused: it refuses the arguments, requests input, takes too long, or its reply is too long.
+            Refused: it refuses the arguments, requires input that it does not get, takes too long, or its reply is too
+                long.
             ToolServerError: it is gone, hangs, or answers with something that is not a result.
         """
         if self._stopping.is_set():
-            raise ToolServerError(
-                f"MCP server {self._name!r} is closed",
-                code="mcp-server-closed",
-                fix="close tools after the last rollout has ended",
-            )
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, arguments), self._loop))
+            raise closed(self._name)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, arguments, ask), self._loop))
+
+    def end(self) -> None:
+        """Begin to end the session, the server and the thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop(self) -> None:
         """End the session, the server and the thread; calling it again does nothing."""
         atexit.unregister(self.stop)
         if self._thread.is_alive():
-            with suppress(RuntimeError):  # the loop has just ended
-                self._loop.call_soon_threadsafe(self._stopping.set)
+            self.end()
             self._thread.join(STOP_S)
 
     # --- in the thread ------------------------------------------------------------------------------------------------
@@ -122,6 +147,7 @@ class Server:
 
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(serve())
+        atexit.unregister(self.stop)
 
     async def _connected(self) -> _Connection:
         """The connection, opened again if it broke; concurrent callers wait for the same attempt."""
@@ -170,6 +196,9 @@ class Server:
             mode=mode,
             cache=None,
             client_info=types.Implementation(name="midstream", version=__version__),
+            # Without a callback the capability is not declared, and a request is refused.
+            sampling_callback=self._on_sampling if self._samples else None,
+            list_roots_callback=self._on_list_roots if config.roots else None,
             message_handler=self._output.on_message,
         )
         try:
@@ -185,19 +214,34 @@ class Server:
         finally:
             closing.set()
 
-    async def _call(self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False) -> ToolResult:
+    async def _on_sampling(
+        self, context: ClientRequestContext, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult | types.ErrorData:
+        if self._ask is None:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=NO_CALL)
+        return await asyncio.wrap_future(self._ask(params))
+
+    async def _on_list_roots(self, context: ClientRequestContext) -> types.ListRootsResult:
+        paths = [path.absolute() for path in self._config.roots]
+        roots = [{"uri": path.as_uri(), "name": path.name} for path in paths]
+        return types.ListRootsResult.model_validate({"roots": roots})
+
+    async def _call(
+        self, tool: str, arguments: Mapping[str, JsonValue], ask: Ask | None, *, repeated: bool = False
+    ) -> ToolResult:
         connection = await self._connected()
-        request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
+        self._ask = ask
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                # Not `call_tool`, which would validate the result against the server's output schema: only its text
-                # is used.
-                result = await connection.client.session.send_request(request, _RESULT)
+                result = await _result_of(connection.client.session, tool, arguments)
         except TimeoutError as failure:
+            self._ask = None
             silence = f"no result within {self._config.timeout_s:g} s"
-            if await _answers(connection.client):
+            alive = await _answers(connection.client)
+            if ask is not None or not alive:  # it may ask later, and would be taken for the next call
+                await connection.close()
+            if alive:
                 raise Refused(silence) from failure
-            await connection.close()
             raise self._error("mcp-server-failed", f"hangs: {silence}") from failure
         except ValidationError as failure:
             why = f"returned an invalid result: {problems_of(failure)[0]}"
@@ -206,16 +250,16 @@ class Server:
             connection.session_lost |= failure.code == SESSION_LOST
             if connection.session_lost and not repeated:  # also of a call that another one's `close` has ended
                 await connection.close()
-                return await self._call(tool, arguments, repeated=True)
+                return await self._call(tool, arguments, ask, repeated=True)
             raise await self._failure(connection, failure) from failure
-        if isinstance(result, types.InputRequiredResult):
-            raise Refused("it requests input from a person or a model, which is not available here")
+        finally:
+            self._ask = None
         return ToolResult(text=self.hide(_text_of(result)), ok=not result.is_error)
 
     async def _failure(self, connection: _Connection, failure: MCPError) -> Exception:
         """The exception for a call that the server, or the SDK, answered with an error."""
         text = clean(self.hide(failure.message), MAX_ERROR // 2)
-        if failure.code == types.INVALID_PARAMS:
+        if failure.code == types.INVALID_PARAMS or any(words in text for words in _REFUSALS):
             return Refused(text)
         # The second is the SDK's text for a reply that comes as an event.
         if failure.code == TOO_LONG or text.startswith("SSE stream failed: Server-sent event exceeded"):
@@ -239,6 +283,41 @@ class Server:
             cause=clean(cause, MAX_ERROR),
             fix=f"start it by hand as [tools.{self._name}] describes it, and look at its output",
         )
+
+
+def closed(name: str) -> ToolServerError:
+    """The error of a call after the end."""
+    return ToolServerError(
+        f"MCP server {name!r} is closed",
+        code="mcp-server-closed",
+        fix="close tools after the last rollout has ended",
+    )
+
+
+async def _result_of(session: ClientSession, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
+    """The result of a call, which is repeated with the input that the server requires of it (2026-07-28).
+
+    Raises `Refused` for input that is not available here.
+    """
+    responses: types.InputResponses = {}
+    state: str | None = None
+    for _ in range(MOST_ROUNDS):
+        params = types.CallToolRequestParams(
+            name=tool, arguments=dict(arguments), input_responses=responses or None, request_state=state
+        )
+        # Not `call_tool`, which would validate the result against the server's output schema: only its text is used.
+        result = await session.send_request(types.CallToolRequest(params=params), _RESULT)
+        if isinstance(result, types.CallToolResult):
+            return result
+        responses, state = {}, result.request_state
+        for key, request in (result.input_requests or {}).items():
+            reply = await session.dispatch_input_request(ClientRequestContext(session=session, request_id=key), request)
+            if isinstance(reply, types.ErrorData):
+                raise Refused(f"it requires input that is not available here: {reply.message}")
+            responses[key] = reply
+        if not responses:
+            await asyncio.sleep(ROUND_PAUSE_S)
+    raise Refused(f"it required input more than {MOST_ROUNDS} times")
 
 
 async def _answers(client: Client) -> bool:

@@ -1,7 +1,7 @@
 """Any MCP server as a set of tools: a command that is started, or an address.
 
-The list of tools is read once, when the tools are created; later changes are ignored. The server gets no access to our
-model, user or files: requests for sampling, elicitation and roots are refused. See README.md.
+The list of tools is read once, when the tools are created; later changes are ignored. The server gets a model only by
+`engine`, and only the roots that `roots` names; requests for elicitation are refused. See README.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -22,13 +23,16 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from midstream.components.component import Context, ToolConfig
 from midstream.core.data import unfit
+from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import unusable_schema
 from midstream.core.tool import ToolResult
+from midstream.core.trajectory import Call
 
 if TYPE_CHECKING:
     from mcp_types import Tool
 
+    from midstream_mcp.sampling import Sessions
     from midstream_mcp.session import Server
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
@@ -61,8 +65,11 @@ class McpConfig(ToolConfig):
         timeout_s: seconds of one call
         output_tokens: the most tokens of a result; four characters count as a token
         max_reply_mb: a longer reply of a `url` is not read
+        roots: directories and files whose addresses the server gets when it asks for its roots
+        max_tokens: the most new tokens of each reply of `engine` to the server
     """
 
+    asks = "optional"
     several = True
 
     command: tuple[str, ...] = ()
@@ -78,6 +85,8 @@ class McpConfig(ToolConfig):
     timeout_s: float = Field(default=60.0, gt=0)
     output_tokens: int = Field(default=4000, ge=1)
     max_reply_mb: float = Field(default=8.0, gt=0, le=256)
+    roots: tuple[Path, ...] = ()
+    max_tokens: int = Field(default=2048, ge=1)
 
     @model_validator(mode="after")
     def _is_one_server(self) -> McpConfig:
@@ -118,7 +127,7 @@ class McpConfig(ToolConfig):
         return value
 
     def check_machine(self, where: str) -> None:
-        """Check that the command exists; the server is not started."""
+        """Check that the command and the roots exist; the server is not started."""
         for program in self.command[:1]:
             if shutil.which(self.cwd / program if self.cwd and os.sep in program else program) is None:
                 raise RecipeError(
@@ -127,23 +136,34 @@ class McpConfig(ToolConfig):
                     fix="install it, or give the program's absolute path as the first word of `command`",
                 )
 
+        for path in self.roots:
+            if not path.exists():
+                raise RecipeError(
+                    f"{where}.roots: there is no {str(path)!r}",
+                    code="file-not-found",
+                    fix="create it, or correct the path, which is relative to the recipe's file",
+                )
+
     def build(self, context: Context) -> list[McpTool]:
         """Connect to the server and return its tools."""
-        return make(self, context.name)
+        return make(self, context.name, context.engine)
 
 
-def make(config: McpConfig, name: str) -> list[McpTool]:
-    """The tools of the server that the table `[tools.NAME]` describes, connected.
+def make(config: McpConfig, name: str, engine: Engine | None = None) -> list[McpTool]:
+    """The tools of the server that the table `[tools.NAME]` describes, connected; `engine` answers what it asks.
 
     Raises:
-        RecipeError: an environment variable is not set, the command cannot be started, a tool of `include` is missing
-            or unusable, or there are too many tools.
+        RecipeError: an environment variable is not set, the command cannot be started, a root does not exist, a tool of
+            `include` is missing or unusable, or there are too many tools.
         ToolServerError: the server does not come up or does not speak the protocol.
     """
     config.check_machine(f"tools.{name}")
-    from midstream_mcp.session import Server  # which imports the SDK: half a second
+    from midstream_mcp.sampling import Sessions  # which import the SDK: half a second
+    from midstream_mcp.session import Server
 
-    server = Server(name, config, _secrets(config, name))
+    secrets = _secrets(config, name)
+    new = partial(Server, name, config, secrets, samples=engine is not None)
+    server = new()
     listed = [_with_clean_texts(tool, server.hide) for tool in server.start()]
     prefix = name if config.prefix is None else config.prefix
     prefix += "_" * prefix[-1:].isalnum()
@@ -159,7 +179,8 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
     for tool, why in refused.items():
         warn("MCP server %s: its tool %r is left out: %s", name, clean(tool, 80), clean(why, MAX_ERROR))
     users = set(offered)
-    return [McpTool(name, tool, server, config.output_tokens, users) for name, tool in offered.items()]
+    calling = server if engine is None else Sessions(name, server, new, engine, config.max_tokens)
+    return [McpTool(name, tool, calling, config.output_tokens, users) for name, tool in offered.items()]
 
 
 def _secrets(config: McpConfig, name: str) -> dict[str, str]:
@@ -226,13 +247,18 @@ def _check(
 
 
 class Refused(Exception):
-    """The server refused a call for a reason that the caller can fix; the text gives it."""
+    """The server refused a call for a reason that the caller can fix; the text gives it.
+
+    `calls` are the requests that the server made to a model before.
+    """
+
+    calls: tuple[Call, ...] = ()
 
 
 class McpTool:
     """One tool of an MCP server. Closing the last of them, named in `users`, closes the server."""
 
-    def __init__(self, name: str, tool: Tool, server: Server, output_tokens: int, users: set[str]) -> None:
+    def __init__(self, name: str, tool: Tool, server: Server | Sessions, output_tokens: int, users: set[str]) -> None:
         self.name, self.description = name, tool.description or tool.name
         self.parameters: Mapping[str, Any] = tool.input_schema
         self.timeout_s, self.output_tokens = server.longest_call_s, output_tokens
@@ -243,12 +269,12 @@ class McpTool:
 
         `ok=False` if the result is an error, the server refuses the arguments, or the call took longer than the
         recipe's `timeout_s` while the server answers other requests. Raises `ToolServerError` if the server is gone,
-        hangs, or answers with something that is not a result.
+        hangs, or answers with something that is not a result, or if the engine that it asks fails.
         """
         try:
             return await self._server.call(self._original, arguments)
         except Refused as refusal:
-            return ToolResult(text=f"{self.name}: {refusal}", ok=False)
+            return ToolResult(text=f"{self.name}: {refusal}", ok=False, calls=refusal.calls)
 
     async def close(self) -> None:
         """Close this tool; the last one ends the server."""

@@ -237,8 +237,17 @@ def modern(request: dict[str, Any]) -> None:
         result |= {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
     elif request["method"] == "tools/list":
         result["tools"] = [ECHO]
+    elif request["params"]["arguments"]["text"] == "wait" and "requestState" not in request["params"]:
+        result = {"resultType": "input_required", "requestState": "s"}
     elif request["params"]["arguments"]["text"] == "ask":
-        result = {"resultType": "input_required", "inputRequests": {}, "requestState": "s"}
+        replies = request["params"].get("inputResponses")
+        message = {"role": "user", "content": {"type": "text", "text": "hello"}}
+        model = {"method": "sampling/createMessage", "params": {"messages": [message], "maxTokens": 9}}
+        asked = {"model": model, "roots": {"method": "roots/list"}}
+        result = {"resultType": "input_required", "inputRequests": asked, "requestState": "s"}
+        if replies:
+            said = [replies["model"]["content"]["text"], replies["roots"]["roots"][0]["uri"]]
+            result = {"resultType": "complete", **text(f"{request['params']['requestState']} {said}")}
     else:
         result |= text("echo: modern")
     return send({"id": request["id"], "result": result})
