@@ -65,12 +65,16 @@ class Sequential:
     It returns "better" wrongly with a chance of at most `level`, and "not better" for a true mean of `min_effect` or
     more with a chance of at most `futility`, both over all looks together. The first verdict other than "undecided"
     stays. `evidence` is the largest natural log of K so far, `needed` the value that it must reach.
+
+    With a `tolerance` it is a test of "the mean difference is above -tolerance": it bets on (d + tolerance) / (1 +
+    tolerance), which is in [-1, 1] like d, and gives up on a mean of 0 or more with a chance of at most `futility`.
     """
 
-    def __init__(self, *, level: float, min_effect: float, futility: float = FUTILITY) -> None:
+    def __init__(self, *, level: float, min_effect: float, futility: float = FUTILITY, tolerance: float = 0.0) -> None:
         self.needed, self.evidence = math.log(1 / level), 0.0
         self.verdict: Verdict = "undecided"
-        self._min_effect, self._give_up = min_effect, math.log(1 / futility)
+        self._tolerance, self._give_up = tolerance, math.log(1 / futility)
+        self._min_effect = tolerance / (1 + tolerance) if tolerance else min_effect
         self._better, self._worse = Bets(), Bets()
 
     def add(self, values: Sequence[float]) -> Verdict:
@@ -83,7 +87,7 @@ class Sequential:
                     fix="scale the reward to [0, 1], or turn the gate off: lessons.gate.enabled = false",
                 )
         # Equal differences are one term, so that the sum does not depend on their order.
-        counts = Counter(values)
+        counts = Counter((value + self._tolerance) / (1 + self._tolerance) for value in values)
         evidence = self._better.add(counts)
         against = self._worse.add({self._min_effect - value: count for value, count in counts.items()})
         self.evidence = max(self.evidence, evidence)

@@ -5,12 +5,15 @@
    from the bad at the price of one test. A batch that passes is sorted too: good changes carry bad ones along.
 3. Test the good ones together once more, on rollouts that had no part in choosing them. If they pass, they are accepted
    and the others rejected; if they do not, a batch that passed is accepted as it is.
+4. Of the changes that are not accepted, those that save tokens (removals, shorter texts) get a test of their own, with
+   what is accepted on both sides: they are accepted if the mean reward falls by less than `tolerance`.
 
 What is accepted has passed a test; what seems bad is rejected; the rest is pending and joins the next batch.
 
-The error rate: an update makes at most two tests, the run `updates` times that, and each may err with a chance of
-`error_rate` / (2 `updates`). So the chance that a run ever accepts a change of the lessons that does not raise the mean
-reward over the validation set is at most `error_rate`. It is a statement about what is accepted together: single
+The error rate: an update makes at most two tests, or three where a change saves tokens, which is known before. Each may
+err with a chance of `error_rate` / (2 `updates`), or / (3 `updates`). So the chance that a run ever accepts a
+change of the lessons that does not raise the mean reward over the validation set, or saves tokens and costs `tolerance`
+or more, is at most `error_rate`. It is a statement about what is accepted together: single
 lessons have effects with intervals. `benchmarks/gate_power.py` measures both, and what the gate costs.
 
 Why halves: each pair of rollouts runs one random half of the changes against the other half on one task. A change is on
@@ -28,7 +31,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -36,13 +39,13 @@ from midstream.core.data import Frozen
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.lessons.betting import Differences, Pairs, Play, Sequential, Verdict, unbiased_mean
-from midstream.lessons.lesson_set import Bundle, Effect, LessonSet
+from midstream.lessons.lesson_set import Bundle, Effect, LessonSet, tokens
 from midstream.lessons.operations import Operation, applied
 from midstream.lessons.settings import GateConfig
 
 Fate = Literal["accepted", "rejected", "pending"]
-TestName = Literal["whole", "kept"]
-TESTS = 2  # of an update at most
+TestName = Literal["whole", "kept", "leaner"]
+TESTS = 2  # of an update at most, and one more where a change saves tokens
 _FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
 _NORMAL = NormalDist()
 
@@ -53,7 +56,8 @@ class Test(Frozen):
     `changes` are the indices of the tested changes in the update's list. `pairs` counts those with a result on both
     sides, `left_out` the others. `evidence` is the largest natural log of the test's e-value for "better", `needed`
     the value that it had to reach: log(1 / its share of the error rate). `mean`, `interval` (95 %) and `error` (of the
-    mean) are of the difference in reward, without what stopping early adds to it (`betting.unbiased_mean`).
+    mean) are of the difference in reward, without what stopping early adds to it (`betting.unbiased_mean`). With a
+    `tolerance` the verdict "better" says that the mean is above -tolerance.
     """
 
     # pytest would collect it by its name.
@@ -68,6 +72,7 @@ class Test(Frozen):
     error: float = 0.0
     evidence: float = 0.0
     needed: float = 0.0
+    tolerance: float = 0.0
     verdict: Verdict
 
 
@@ -111,7 +116,8 @@ async def decide(
     """
     if not changes:
         return Decision(lesson_set=lesson_set, changes=(), tests=())
-    level = config.error_rate / (TESTS * updates)
+    lean = [i for i, change in enumerate(changes) if config.tolerance and saves_tokens(lesson_set, change)]
+    level = config.error_rate / ((TESTS + bool(lean)) * updates)
     trial = Trial(lesson_set=lesson_set, changes=changes, tasks=tasks, play=play, config=config, level=level, seed=seed)
     whole, halves = await trial.measure()
     tests, kept = [whole], halves.kept
@@ -129,9 +135,19 @@ async def decide(
         measured = _effects(halves.signed, accepted) if halves.signed else effects
         for i in chosen:
             effects[i] = measured[i].model_copy(update={"bundle": bundle})
+    fates: list[Fate] = [fate if i in chosen else "rejected" for i in range(len(changes))]
+    left = tuple(i for i in lean if fates[i] != "accepted" and effects[i].interval[1] > -config.tolerance)
+    if left:
+        accepted = applied(
+            lesson_set, [change for change, each in zip(changes, fates, strict=True) if each == "accepted"]
+        )
+        leaner, found = await replace(trial, lesson_set=accepted).test("leaner", left, tolerance=config.tolerance)
+        tests.append(leaner)
+        for i in left if leaner.verdict == "better" else ():
+            fates[i], effects[i] = "accepted", found.effect(alone=len(left) == 1, mean=leaner.mean)
     records = tuple(
-        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=effect)
-        for i, (change, effect) in enumerate(zip(changes, effects, strict=True))
+        ChangeRecord(operation=change, fate=each, effect=effect)
+        for change, each, effect in zip(changes, fates, effects, strict=True)
     )
     return Decision(
         lesson_set=applied(lesson_set, [record.operation for record in records if record.fate == "accepted"]),
@@ -140,6 +156,14 @@ async def decide(
         bisect_pairs=halves.pairs,
         bisect_left_out=halves.left_out,
     )
+
+
+def saves_tokens(lesson_set: LessonSet, change: Operation) -> bool:
+    """Whether a change removes a text, or makes it shorter."""
+    before = lesson_set.find(change.id)
+    if change.kind == "delete" or before is None:
+        return before is not None
+    return change.kind == "modify" and tokens(change.text) < tokens(before.text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,13 +204,13 @@ class Trial:
             self.lesson_set, self.changes, whole=whole, total=total, pairs=pairs, enough=config.min_effect
         )
 
-    async def test(self, name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
+    async def test(self, name: TestName, places: tuple[int, ...], tolerance: float = 0.0) -> tuple[Test, Differences]:
         """Test the lessons with the changes at these places against those without; returns all differences, too."""
         pairs, found, seen = self._pairs(name, self.config.test_pairs), Differences(), list[float]()
         changed = applied(self.lesson_set, [self.changes[i] for i in places])
 
         def begin() -> Sequential:
-            return Sequential(level=self.level, min_effect=self.config.min_effect)
+            return Sequential(level=self.level, min_effect=self.config.min_effect, tolerance=tolerance)
 
         test = begin()
         while test.verdict == "undecided" and not pairs.spent:
@@ -207,6 +231,7 @@ class Trial:
             evidence=test.evidence,
             error=found.error,
             needed=test.needed,
+            tolerance=tolerance,
             verdict=test.verdict,
         ), found
 

@@ -364,6 +364,14 @@ def update_table(records: Sequence[UpdateRecord]) -> Block | None:
     return blocks.table(f"Updates of the lesson set{more}", [*heads, *["cost so far"] * priced], rows)
 
 
+def verdict_of(test: Test) -> str:
+    """The verdict in words; of a test of removals and shorter texts, whether they cost at most the tolerance."""
+    if not test.tolerance:
+        return test.verdict
+    words = {"better": "equal worth", "not better": "worth more as it was", "undecided": "undecided"}
+    return words[test.verdict]
+
+
 def gate_tests(tests: Sequence[tuple[UpdateRecord, Test]]) -> Block | None:
     """Tests of the gate: which changes, on how many pairs, the evidence, and the verdict."""
     span = span_of((test.mean, test.interval) for _, test in tests)
@@ -376,7 +384,7 @@ def gate_tests(tests: Sequence[tuple[UpdateRecord, Test]]) -> Block | None:
             blocks.shift(gain(test.mean)),
             interval_cell(test.mean, test.interval, span),
             f"{test.evidence:.1f} of {test.needed:.1f}",
-            cell(test.verdict, "up" if test.verdict == "better" else ""),
+            cell(verdict_of(test), "up" if test.verdict == "better" else ""),
         ]
         for record, test in tests
     ]
