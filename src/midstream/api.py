@@ -572,7 +572,7 @@ def _work_in(
         stack.enter_context(process.open_budget(run, build.budget))
         if make_session is not None:
             ended, step = run_coroutine(make_session(run, listener).run()), None
-            if recipe.lessons is not None:
+            if run.info().kind == "lessons":
                 from midstream.lessons.commit import read_updates
 
                 step = len(read_updates(run))

@@ -181,6 +181,9 @@ class Steps(Session):
     async def step(self, step: int) -> None:
         self.reach(step)
 
+    def close(self) -> None:
+        self.events.append(Note("closed"))
+
     async def finish(self) -> None:
         self.reach("finish")
 
@@ -200,4 +203,4 @@ class Steps(Session):
 def test_a_session_begins_makes_its_steps_and_finishes(session, ended, done):
     assert asyncio.run(session.run()) == ended
     assert session.done == done
-    assert session.events == [*([Note("spent")] if ended == "spent" else []), RunFinished()]
+    assert session.events == [*([Note("spent")] if ended == "spent" else []), RunFinished(), Note("closed")]

@@ -33,7 +33,7 @@ ADDS = operations({"kind": "add", "text": "write units down"}, {"kind": "add", "
 def gate(fates, effect=None, *, plays=()):
     """A gate that gives the changes these fates, after pairs with these names."""
 
-    async def decide(lesson_set, changes, *, tasks, play, config, updates, seed):
+    async def decide(lesson_set, changes, *, retested, tasks, play, config, updates, seed):
         accepted = [one for one, fate in zip(changes, fates, strict=True) if fate == "accepted"]
         after = applied(lesson_set, accepted)
         for name in plays:

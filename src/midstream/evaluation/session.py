@@ -264,6 +264,13 @@ class Session(ABC):
         self.note(str(error))
         return error.what
 
+    def interrupted(self) -> None:  # noqa: B027
+        """Save what a run that is ended in the middle would lose."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the session's files."""
+
     def note(self, text: str) -> None:
         """Emit a `Note`."""
         self.listener(Note(text))
@@ -273,6 +280,16 @@ class Session(ABC):
 
         A spent budget ends the steps, or the last evaluation; `at_limit` says what follows.
         """
+        try:
+            return await self._to_the_end()
+        except asyncio.CancelledError:
+            # This is Ctrl-C or SIGTERM.
+            self.interrupted()
+            raise
+        finally:
+            self.close()
+
+    async def _to_the_end(self) -> str:
         try:
             ended = ""
             for step in await self.begin():

@@ -166,7 +166,9 @@ class Committer:
         if record.version != update.before and not self._in_history(update):
             self.history.add(update.lesson_set, by="learning", update=record.step, operations=update.operations)
         if all(written.step != record.step for written in read_updates(run)):
-            run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
+            # Where weights are trained, too, steps of that name are theirs.
+            part = record.step if run.info().kind == "lessons" else f"update-{record.step}"
+            run.trajectories.write(part, self.ledger.gathered(f"step-{record.step}"))
             for purpose in ("try", "gate"):
                 if played := self.ledger.gathered(f"{purpose}-{record.step}-"):
                     run.trajectories.write(f"{purpose}-{record.step}", played)

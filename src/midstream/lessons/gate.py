@@ -102,6 +102,7 @@ async def decide(
     lesson_set: LessonSet,
     changes: Sequence[Operation],
     *,
+    retested: Sequence[Operation] = (),
     tasks: Sequence[Task],
     play: Play,
     config: GateConfig,
@@ -110,16 +111,48 @@ async def decide(
 ) -> Decision:
     """Accept, reject or postpone `changes` of `lesson_set`, which `operations.screened` let through.
 
-    `tasks` are the validation set, and `play` runs the pairs of a block under a name. At most `updates` calls of a run
+    `retested` are removals that nobody suggested: they are in the test of changes that save tokens alone. `tasks` are
+    the validation set, and `play` runs the pairs of a block under a name. At most `updates` calls of a run
     share the error rate. `seed` is for the draws of tasks and halves. Raises `InfrastructureError` if no pair of a
     block had a result.
     """
-    if not changes:
-        return Decision(lesson_set=lesson_set, changes=(), tests=())
     lean = [i for i, change in enumerate(changes) if config.tolerance and saves_tokens(lesson_set, change)]
-    level = config.error_rate / ((TESTS + bool(lean)) * updates)
+    level = config.error_rate / ((TESTS + bool(lean or retested)) * updates)
     trial = Trial(lesson_set=lesson_set, changes=changes, tasks=tasks, play=play, config=config, level=level, seed=seed)
-    whole, halves = await trial.measure()
+    tests: list[Test] = []
+    fates: list[Fate] = []
+    effects: list[Effect] = []
+    halves = Halved(effects=(), kept=())
+    if changes:
+        tests, fates, effects, halves = await _sorted(trial)
+    # What is accepted is on both sides of the last test.
+    accepted = applied(lesson_set, [change for change, fate in zip(changes, fates, strict=True) if fate == "accepted"])
+    left = [i for i in lean if fates[i] != "accepted" and effects[i].interval[1] > -config.tolerance]
+    everything = [*changes, *retested]
+    if left := (*left, *range(len(changes), len(everything))):
+        leaner = replace(trial, lesson_set=accepted, changes=everything)
+        test, found = await leaner.test("leaner", left, tolerance=config.tolerance)
+        tests.append(test)
+        fates += ["rejected"] * len(retested)
+        effects += [found.effect(alone=len(left) == 1, mean=test.mean)] * len(retested)
+        for i in left if test.verdict == "better" else ():
+            fates[i], effects[i] = "accepted", found.effect(alone=len(left) == 1, mean=test.mean)
+    records = tuple(
+        ChangeRecord(operation=change, fate=fate, effect=effect)
+        for change, fate, effect in zip(everything, fates, effects, strict=True)
+    )
+    return Decision(
+        lesson_set=applied(lesson_set, [record.operation for record in records if record.fate == "accepted"]),
+        changes=records,
+        tests=tuple(tests),
+        bisect_pairs=halves.pairs,
+        bisect_left_out=halves.left_out,
+    )
+
+
+async def _sorted(trial: Trial) -> tuple[list[Test], list[Fate], list[Effect], Halved]:
+    """Steps 1 to 3: the tests that were made, and the fate and the effect of each change."""
+    changes, (whole, halves) = trial.changes, await trial.measure()
     tests, kept = [whole], halves.kept
     if kept and len(kept) < len(changes):
         tests.append((await trial.test("kept", kept))[0])
@@ -135,27 +168,7 @@ async def decide(
         measured = _effects(halves.signed, accepted) if halves.signed else effects
         for i in chosen:
             effects[i] = measured[i].model_copy(update={"bundle": bundle})
-    fates: list[Fate] = [fate if i in chosen else "rejected" for i in range(len(changes))]
-    left = tuple(i for i in lean if fates[i] != "accepted" and effects[i].interval[1] > -config.tolerance)
-    if left:
-        accepted = applied(
-            lesson_set, [change for change, each in zip(changes, fates, strict=True) if each == "accepted"]
-        )
-        leaner, found = await replace(trial, lesson_set=accepted).test("leaner", left, tolerance=config.tolerance)
-        tests.append(leaner)
-        for i in left if leaner.verdict == "better" else ():
-            fates[i], effects[i] = "accepted", found.effect(alone=len(left) == 1, mean=leaner.mean)
-    records = tuple(
-        ChangeRecord(operation=change, fate=each, effect=effect)
-        for change, each, effect in zip(changes, fates, effects, strict=True)
-    )
-    return Decision(
-        lesson_set=applied(lesson_set, [record.operation for record in records if record.fate == "accepted"]),
-        changes=records,
-        tests=tuple(tests),
-        bisect_pairs=halves.pairs,
-        bisect_left_out=halves.left_out,
-    )
+    return tests, [fate if i in chosen else "rejected" for i in range(len(changes))], effects, halves
 
 
 def saves_tokens(lesson_set: LessonSet, change: Operation) -> bool:

@@ -70,7 +70,7 @@ class LessonsParts:
 class LessonsSession(Session):
     """One lesson run in one run directory. The caller closes the parts."""
 
-    def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
+    def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener, *, retests: bool = False) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
         feedback = required()(parts.lessons.feedback, run) if parts.lessons.feedback else None
         self.committer = Committer(run, report=self.note, committed=feedback.committed if feedback else None)
@@ -91,28 +91,30 @@ class LessonsSession(Session):
             identity=parts.identity,
             budget=self.budget,
             report=self._report,
+            retests=retests,
         )
         for runner in (self.lessons.runner, self.lessons.gate_runner):
             runner.on_done = lambda scope, ended: listener(TrajectoriesFinished(ended, scope))
 
-    async def run(self) -> str:
-        """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""
-        try:
-            return await super().run()
-        finally:
-            self.committer.ledger.close()
-            self.store.close()
+    def close(self) -> None:
+        """Close ledger and journal."""
+        self.committer.ledger.close()
+        self.store.close()
 
-    async def begin(self) -> range:
-        """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
-        run = self.run_directory
+    def restore(self) -> None:
+        """Complete what a crash left half done, and read the updates."""
         self.committer.recover()
-        self.store.retain(lambda name, failed: not failed)
-        record_learned(run, "lessons", self.parts.tasks)
-        record_learned(run, "gate", self.parts.validation)
+        record_learned(self.run_directory, "lessons", self.parts.tasks)
+        record_learned(self.run_directory, "gate", self.parts.validation)
         if self.committer.history.current() is None:
             self.committer.history.add(self.parts.start, by="start")
-        self.updates = read_updates(run)
+        self.updates = read_updates(self.run_directory)
+
+    async def begin(self) -> range:
+        """Restore the run, and evaluate without lessons; returns the updates that are left."""
+        run = self.run_directory
+        self.restore()
+        self.store.retain(lambda name, failed: not failed)
         recipe, done, limits = run.info().recipe_name, len(self.updates), self.budget.limits.limits
         self.listener(
             RunStarted(recipe=recipe, directory=str(run.root), total=self.most_updates, done=done, limits=limits)

@@ -28,7 +28,7 @@ from midstream.lessons.commit import MadeUpdate, UpdateRecord
 from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules
+from midstream.lessons.lesson_set import LessonOrigin, LessonSet, measured, proven, render_modules
 from midstream.lessons.operations import Operation, Rules, applied, screened
 from midstream.lessons.proposer import Proposal, Proposer, Work
 from midstream.lessons.reflection import Reflection
@@ -46,7 +46,8 @@ class LessonLearner:
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
     `engines` are by the reflector's roles. An accepted set is proven for the agent `identity`. `budget` counts what
-    is used, `report` gets the progress. `feedback` may refuse proposals.
+    is used, `report` gets the progress. With `retests` each update tests whether a lesson is still needed, by turns.
+    `feedback` may refuse proposals.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class LessonLearner:
         identity: str = "",
         budget: Budget | None = None,
         report: Report = lambda text: None,
+        retests: bool = False,
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
+        self.retests = retests
         self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
         self.feedback, self.proposers = feedback, proposers or {"reflection": Reflection()}
         # A lesson may give away no answer of a task that is learned from or tested on, any other text none of the
@@ -172,7 +175,14 @@ class LessonLearner:
             self.budget.phase = "gate"
             updates, seed = self.config.updates, derive_seed(self.seed, "gate", step)
             decision = await decide(
-                moved, changes, tasks=self.validation, play=play, config=config, updates=updates, seed=seed
+                moved,
+                changes,
+                retested=self._retested(step, moved, changes),
+                tasks=self.validation,
+                play=play,
+                config=config,
+                updates=updates,
+                seed=seed,
             )
         else:
             # As in the paper, every sound change is accepted.
@@ -189,6 +199,20 @@ class LessonLearner:
             sound = not render_modules(before) or proven_for == self.identity
             proven_for = self.identity if config.enabled and sound else ""
         return proven(after, proven_for), decision
+
+    def _retested(self, step: int, lesson_set: LessonSet, changes: Sequence[Operation]) -> list[Operation]:
+        """The removal of one lesson that no change concerns: as weights move, it may no longer be needed."""
+        touched = {change.id for change in changes}
+        lessons = [
+            lesson
+            for lesson in lesson_set.rendered
+            if lesson.state == "active" and kind_of(lesson.module) != "text" and lesson.id not in touched
+        ]
+        if not (self.retests and lessons and self.config.gate.tolerance):
+            return []
+        lesson = lessons[step % len(lessons)]
+        origin = LessonOrigin(update=step, why="tested again: the weights have moved since it was accepted")
+        return [Operation(kind="delete", id=lesson.id, origin=origin)]
 
     # --- what a batch suggests ---
 

@@ -39,11 +39,11 @@ def resolve(recipe: Recipe) -> Table:
     if recipe.training is not None:
         _check_trained_engine(recipe, recipe.training.weights)
         recipe.learner.check_recipe("learner", recipe)
-    if recipe.lessons is not None and recipe.training is not None:
+    if recipe.lessons is not None and recipe.training is not None and recipe.learner.elsewhere:
         raise RecipeError(
-            "the recipe has both [training] and [lessons]",
+            f"both [training] and [lessons] with learner.type = {recipe.learner.type!r}, which trains elsewhere",
             code="setting-conflict",
-            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
+            fix='set learn = ["weights"] or ["lessons"]: both are learned by turns on this machine only',
         )
     if recipe.lessons is not None and recipe.agent.lessons is not None:
         raise RecipeError(

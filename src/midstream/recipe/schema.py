@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
@@ -19,6 +19,7 @@ from midstream.components.kinds import MODULES, agent_type, config_class, module
 from midstream.components.own import anchored
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
+from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed
 from midstream.core.stream_template import load_template
 from midstream.evaluation.settings import EvaluationConfig
@@ -114,7 +115,8 @@ class Recipe(Settings):
         rollout: see `[rollout]`
         warm_start: see `[warm_start]`; without the table, no warm start
         training: see `[training]`; without it and `lessons`, the recipe can be evaluated but not trained
-        lessons: see `[lessons]`: lessons instead of weights; not with `training`
+        lessons: see `[lessons]`: lessons instead of weights; with `training`, both by turns
+        learn: `weights`, `lessons` or both: of a recipe with `[training]` and `[lessons]` what a run learns
         learner: see `[learner]`
         serve: see `[serve]`: for agents of other programs
         evaluation: see `[evaluation]`
@@ -133,6 +135,7 @@ class Recipe(Settings):
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     warm_start: WarmStartConfig | None = None
+    learn: tuple[Literal["weights", "lessons"], ...] | None = None
     training: TrainingConfig | None = None
     lessons: LessonsConfig | None = None
     learner: SerializeAsAny[LearnerConfig] = LearnerConfig()
@@ -234,6 +237,13 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     lessons = parsed.get("lessons")
     if isinstance(lessons, Mapping):
         parsed["lessons"] = {"modules": modules_of(kind)[:1], **lessons}
+    if isinstance(chosen := parsed.get("learn"), list | tuple):
+        for name, section in (("weights", "training"), ("lessons", "lessons")):
+            if name not in chosen:
+                parsed.pop(section, None)
+            elif not isinstance(parsed.get(section), Mapping):
+                what, fix = f"learn = {[*chosen]} without [{section}]", f"add [{section}], or leave out learn"
+                raise RecipeError(what, code="setting-conflict", fix=fix)
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
         # What such a policy writes is one response.
         parsed["training"] = {"turns": "merged", **training}

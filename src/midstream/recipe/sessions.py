@@ -47,13 +47,21 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
     Raises `RecipeError` or `UnsupportedError` if the recipe can do neither.
     """
     refuse_strategy(build.recipe)
+    texts = None
     if build.recipe.lessons is not None:
         # A training run needs none of it.
         from midstream.lessons.session import LessonsSession
         from midstream.recipe.lesson_sessions import lessons_parts_of
 
-        return partial(LessonsSession, lessons_parts_of(build))
+        texts = lessons_parts_of(build)
+        if build.recipe.training is None:
+            return partial(LessonsSession, texts)
     parts = parts_of(build)
+    if texts is not None:
+        from midstream.lessons.lesson_set import identity
+        from midstream.recipe.both import BothSession
+
+        return partial(BothSession, parts, texts, partial(identity, build.resolved))
     # It needs torch, which `parts_of` has checked.
     from midstream.training.session import TrainingSession
 
@@ -114,7 +122,8 @@ def check_work(build: Build, work: Literal["train", "eval", "other"]) -> list[st
         from midstream.recipe.lesson_sessions import draw_lesson_tasks
 
         draw_lesson_tasks(build, recipe.lessons, here)
-        return names
+        if recipe.training is None:
+            return names
     _draw_training_tasks(build, here)
     policy = recipe.modules[recipe.trained].engine
     # An engine in this process would load its model.

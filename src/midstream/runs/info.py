@@ -83,7 +83,8 @@ class RunInfo(Frozen):
         """The work that the directory holds."""
         if self.evaluation is not None:
             return "evaluation"
-        return "training" if self.resolved.get("lessons") is None else "lessons"
+        # A run may learn both: it is a training run, with a lesson set.
+        return "lessons" if self.resolved.get("training") is None and self.resolved.get("lessons") else "training"
 
 
 class Learned(Frozen):

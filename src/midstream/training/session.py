@@ -10,7 +10,6 @@ resumed writes the same metrics and weights, bit for bit on CPU, as one that was
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -121,24 +120,21 @@ class TrainingSession(Session):
             )
         else:
             self.algorithm = parts.flow_grpo(parts.training)
-            self.algorithm.on_done = lambda ended: listener(TrajectoriesFinished(ended, f"step-{self._done + 1}"))
+            self.algorithm.on_done = lambda ended: listener(TrajectoriesFinished(ended, f"step-{self.done + 1}"))
         # During training, the validation set alone is evaluated: greedily, once a task.
         once = {"sets": (parts.evaluation.validation,), "temperatures": (0.0,), "trials": 1}
         self.validation = parts.evaluation.model_copy(update=once)
-        self._done = -1  # the last step whose update is made; -1 before the weights to begin with
+        self.done = -1  # the last step whose update is made; -1 before the weights to begin with
         self._warned = False  # of rows that share too little, once a run
 
-    async def run(self) -> str:
-        """Train to the end, from the newest checkpoint if there is one; returns "". Raises `BudgetError` at a limit."""
-        try:
-            return await super().run()
-        except asyncio.CancelledError:
-            # This is Ctrl-C or SIGTERM. Of several ranks, the others are ended, too.
-            if getattr(self.parts.learner, "ranks", 1) == 1:
-                self._save_last()
-            raise
-        finally:
-            self.store.close()
+    def interrupted(self) -> None:
+        """Save a checkpoint of the last step. Of several ranks, the others are ended, too."""
+        if getattr(self.parts.learner, "ranks", 1) == 1:
+            self.save_last()
+
+    def close(self) -> None:
+        """Close the journal of trajectories."""
+        self.store.close()
 
     async def begin(self) -> range:
         """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
@@ -181,20 +177,20 @@ class TrainingSession(Session):
                     report=lambda text: self._phase(f"warm start: {text}"),
                     learned=partial(record_learned, run, "warm start"),
                 )
-        self._done, steps = max(0, done), parts.training.steps
+        self.done, steps = max(0, done), parts.training.steps
         # A limit may have ended the last step in the middle of its evaluations.
         await self._evaluate_due()
         if loaded is None:
             self._save()
         self._warned = any(metrics.warnings for metrics in run.metrics.read())
-        self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=self._done))
+        self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=self.done))
         if parts.learner.why_unshared and parts.training.algorithm == "flow_grpo":
             self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.why_unshared}")
         families = len(self.algorithm.success) if isinstance(self.algorithm, FlowGRPO) else 0
         if parts.training.family_sampling == "balanced" and parts.training.tasks_per_step < families:
             fix = f"set training.tasks_per_step to {families} or more"
             self.note(f"not every step can have a task of each of {families} families: {fix}")
-        return range(self._done + 1, steps + 1)
+        return range(self.done + 1, steps + 1)
 
     async def step(self, step: int) -> None:
         """Make one step and write it down; every so often, and after the last, validate and save a checkpoint."""
@@ -226,7 +222,7 @@ class TrainingSession(Session):
         run.metrics.append(metrics)
         run.timings.append(timing)
         self.listener(StepFinished(metrics, timing))
-        self._done = step
+        self.done = step
         await self._evaluate_due()
         late = self.clock() - self._saved_at >= _SAVE_AFTER_S
         if late or step % parts.training.checkpoint_every == 0 or step == parts.training.steps:
@@ -234,7 +230,7 @@ class TrainingSession(Session):
 
     def at_limit(self, error: BudgetError) -> str:
         """Save a checkpoint of the last step that was made, from which a resumed run continues, and raise `error`."""
-        self._save_last()
+        self.save_last()
         raise error
 
     async def finish(self) -> None:
@@ -255,7 +251,7 @@ class TrainingSession(Session):
 
     async def _evaluate_due(self) -> None:
         """Evaluate what is due after the last step."""
-        evaluation, training, step = self.parts.evaluation, self.parts.training, self._done
+        evaluation, training, step = self.parts.evaluation, self.parts.training, self.done
         if step == 0:
             await self.parts.publish(0)
             if evaluation.at == "both":
@@ -281,10 +277,10 @@ class TrainingSession(Session):
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))
 
-    def _save_last(self) -> None:
+    def save_last(self) -> None:
         """Save a checkpoint of the last step that was made, unless there is one."""
-        if self._done >= 0 and self._done not in self.run_directory.checkpoints.steps():
-            self._phase(f"saving a checkpoint of step {self._done}")
+        if self.done >= 0 and self.done not in self.run_directory.checkpoints.steps():
+            self._phase(f"saving a checkpoint of step {self.done}")
             self._save()
 
     def _save(self) -> None:
@@ -293,7 +289,7 @@ class TrainingSession(Session):
             state = self.algorithm.state_dict() if isinstance(self.algorithm, FlowGRPO) else {}
             (directory / "algorithm.json").write_text(json.dumps(state), encoding="utf-8")
 
-        self.run_directory.checkpoints.save(self._done, write)
+        self.run_directory.checkpoints.save(self.done, write)
         self._saved_at = self.clock()
 
 
