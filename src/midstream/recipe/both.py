@@ -110,15 +110,9 @@ class BothSession(Session):
         await self.weights.finish()
         if not self.lessons_at(1) or parts.evaluation.at == "none":
             return
+        # Without a step: results of one are those of the agent as it was left.
         for work in every_set(
-            parts.evaluation,
-            parts.set_tasks,
-            parts.make_environment,
-            policy=TAKEN_AWAY,
-            seed=parts.seed,
-            step=parts.training.steps,
+            parts.evaluation, parts.set_tasks, parts.make_environment, policy=TAKEN_AWAY, seed=parts.seed
         ):
-            # Of the same tasks and seeds, under a name of its own.
-            chosen = work.chosen.model_copy(update={"name": f"{work.chosen.name}, {TAKEN_AWAY}"})
-            work = replace(work, chosen=chosen, environment=replace(work.environment, lessons=NO_LESSONS))
+            work = replace(work, environment=replace(work.environment, lessons=NO_LESSONS))
             await evaluate_set(self.run_directory, work, self.weights.store, self.listener)

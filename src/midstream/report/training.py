@@ -110,9 +110,23 @@ def results_of(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
         known = [result.interval for results in kinds.values() for side in ends(results) for result in side]
         if widths := [(high - low) / 2 for low, high in filter(None, known)]:
             sure.append(f"±{max(widths) * 100:.1f} points on {name}")
+    found.append(with_and_without(evaluations))
     words = f"Each mean is known to about {', '.join(sure)} (95%). That covers the choice of tasks, not how another "
     found.append(text(f"{words}training seed would turn out." if sure else "", "soft"))
     return found if evaluations else [text("Nothing was evaluated on held-out tasks.", "soft")]
+
+
+def with_and_without(evaluations: Sequence[EvaluationResult]) -> Block | None:
+    """Of a run that learned weights and lessons: success at first, at last, and at last with the lessons taken away."""
+    rows: list[list[Cell]] = []
+    # Those without lessons have no step.
+    for without in (result for result in evaluations if result.step is None):
+        same = [each for each in evaluations if (each.set_name, each.sampling) == (without.set_name, without.sampling)]
+        before, after = ends([result for result in same if result.step is not None])
+        shares = [percent(success(side)) for side in (before, after or before, [without])]
+        rows.append([without.set_name, without.sampling, *shares])
+    heads = ("set", "sampling", "before", "weights and lessons", "lessons taken away")
+    return blocks.table("Weights and lessons", heads, rows) if rows else None
 
 
 def tool_shift(before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]) -> Block | None:
