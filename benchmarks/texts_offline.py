@@ -3,9 +3,9 @@
     python benchmarks/texts_offline.py --json texts.json      # 40 seeds, 20 minutes on one core
     python benchmarks/texts_offline.py --seeds 10 --first 1000 --scenarios "mostly neutral" --budgets 2000
 
-A text is a set of changes, helpful, harmful, neutral or leaking (`texts_world.py`). A change is made from one rollout of
-each of three training tasks. Change number k is the same for every way to accept it (of the package gepa, which draws
-its own training tasks, the same kind):
+A text is a set of changes: helpful, harmful, neutral or leaking (`texts_world.py`). A change is made from one rollout
+of each of three training tasks. Change number k is the same for every way to accept it (of the package gepa, which
+draws its own training tasks, the same kind):
 
 - no gate: every new change is accepted;
 - minibatch: accepted if the three tasks' rewards rise, by gepa's `StrictImprovementAcceptance` if it is installed;
