@@ -39,7 +39,7 @@ from statistics import fmean, median
 from types import SimpleNamespace
 from typing import Any
 
-from texts_world import EMPTY, KINDS, POOL, SCENARIOS, SHUFFLED, TASKS, BudgetSpent, Text, World, sound
+from texts_world import EMPTY, KINDS, SCENARIOS, TASKS, BudgetSpent, Text, World, sound
 
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -227,7 +227,7 @@ class Outcome:
 def outcome(world: World, steps: Sequence[Step], budget: int) -> Outcome:
     steps = [step for step in steps if step[0] <= budget]
     values = [world.success(text) for _, text in steps]
-    best = world.success(frozenset(f"helpful {i}" for i in range(POOL)) if world.shares[0] else EMPTY)
+    best = world.success(world.scenario.best)
     ends = [used for used, _ in steps[1:]] + [budget]
     area = sum((best - value) * (end - used) for (used, _), end, value in zip(steps, ends, values, strict=True))
     ever = EMPTY.union(*(text for _, text in steps))
@@ -299,11 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="two seeds, two scenarios and 900 rollouts, for a test")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.seeds, options.budgets, options.scenarios = 2, [900], ["mostly helpful", SHUFFLED]
+        options.seeds, options.budgets, options.scenarios = 2, [900], ["mostly helpful", "shuffled rewards"]
     report = dict[str, list[dict[int, dict[str, Outcome]]]]()
     for scenario in options.scenarios:
         runs = [measure(scenario, options.first + seed, options.budgets) for seed in range(options.seeds)]
-        shares = ", ".join(f"{share} % {kind}" for kind, share in zip(KINDS, SCENARIOS[scenario], strict=True))
+        shares = ", ".join(f"{share} % {kind}" for kind, share in zip(KINDS, SCENARIOS[scenario].shares, strict=True))
         for budget in options.budgets:
             print(f"\n{scenario} ({shares}), {budget:,} rollouts\n{HEADS}")
             for name in runs[0][budget]:

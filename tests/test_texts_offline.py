@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import texts_offline
 from texts_offline import GATE, SMALL, behind_gate, gepa_steps, minibatch_rule, outcome, run
-from texts_world import EMPTY, POOL, TASKS, BudgetSpent, World
+from texts_world import EMPTY, SCENARIOS, TASKS, BudgetSpent, World
 
-HELPFUL = frozenset(f"helpful {i}" for i in range(POOL))
+HELPFUL = SCENARIOS["mostly helpful"].best
 
 
 def test_a_quick_run_says_that_gepa_was_not_measured(monkeypatch, tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_the_gate_accepts_a_good_text_and_not_a_bad_one():
     assert start == (0, EMPTY)
     assert text == HELPFUL
     assert 1600 < used <= 2000
-    harmful = frozenset(f"harmful {i}" for i in range(POOL))
+    harmful = frozenset(f"harmful {i}" for i in range(10))
     assert behind_gate(World(0, "mostly helpful", "any", 2000), [(0, EMPTY), (600, harmful)], SMALL) == [(0, EMPTY)]
 
 
