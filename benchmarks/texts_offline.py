@@ -1,6 +1,6 @@
 """Who accepts changes of an agent's texts best? Simulated agents whose truth is known: no model, no server.
 
-    python benchmarks/texts_offline.py --json texts.json      # 40 seeds, 20 minutes on one core
+    python benchmarks/texts_offline.py --json texts.json      # 40 seeds, 17 minutes on one core
     python benchmarks/texts_offline.py --seeds 10 --first 1000 --scenarios "mostly neutral" --budgets 2000
 
 A text is a set of changes: helpful, harmful, neutral or leaking (`texts_world.py`). A change is made from one rollout
