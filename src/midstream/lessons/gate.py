@@ -133,7 +133,7 @@ async def decide(
         leaner = replace(trial, lesson_set=accepted, changes=everything)
         test, found = await leaner.test("leaner", left, tolerance=config.tolerance)
         tests.append(test)
-        fates += [_FATES["not better"] for _ in retested]
+        fates.extend("rejected" for _ in retested)
         effects += [found.effect(alone=len(left) == 1, mean=test.mean)] * len(retested)
         for i in left if test.verdict == "better" else ():
             fates[i], effects[i] = "accepted", found.effect(alone=len(left) == 1, mean=test.mean)
