@@ -37,7 +37,8 @@ from midstream.rollout import Group
 from midstream_optimizers.texts import RewriterConfig, Writer, cut, learned_texts, reward_of
 
 if TYPE_CHECKING:
-    from gepa import EvaluationBatch, GEPAResult
+    from gepa.core.adapter import EvaluationBatch
+    from gepa.core.result import GEPAResult
 
 T = TypeVar("T")
 _MERGE_TASKS = 5  # on which the package tries a merged candidate before all others
@@ -126,27 +127,27 @@ class _Adapter:
         self, batch: list[_Example], candidate: dict[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[Trajectory | str, None]:
         """A rollout of each task. A candidate that is not sound gets 0 without one, with the reason as its trace."""
-        from gepa import EvaluationBatch
+        from gepa.core.adapter import EvaluationBatch
 
         operations = self.operations(candidate)
         faults = [self.writer.unsound(self.texts[place], candidate[place]) for place in self._changed(candidate)]
-        scores, traces = list[float](), list[Trajectory | str]()
+        # As they are, the texts have their rollouts already.
+        scores: list[float] = [each.score for each in batch]
+        traces: list[Trajectory | str] = [each.worst for each in batch]
         if fault := "; ".join(filter(None, faults)):
-            scores, traces = [0.0] * len(batch), [fault] * len(batch)
-        elif not operations:
-            scores, traces = [each.score for each in batch], [each.worst for each in batch]
-        else:
+            scores, traces = [0.0] * len(batch), [fault for _ in batch]
+        elif operations:
             # The package repeats tasks where a batch is smaller than it wants.
             tasks = {each.group.task.id: each.group.task for each in batch}
             changed = self.work.changed(operations)
             assert changed is not None, "each of them is sound"
             groups = self.bridge.wait(self.work.play(changed, list(tasks.values())))
             played = {group.task.id: group.trajectories[0] for group in groups}
-            for each in batch:
+            for place, each in enumerate(batch):
                 trajectory = played[each.group.task.id]
                 # A rollout that failed says nothing about the candidate.
-                scores.append(reward_of(trajectory) if ended(trajectory) else each.score)
-                traces.append(trajectory if ended(trajectory) else each.worst)
+                if ended(trajectory):
+                    scores[place], traces[place] = reward_of(trajectory), trajectory
         return EvaluationBatch(
             outputs=[None] * len(batch), scores=scores, trajectories=traces if capture_traces else None
         )
@@ -225,7 +226,7 @@ class Gepa:
             BudgetError: a limit was reached.
         """
         with needs_extra("the proposer gepa runs the package gepa, which is not installed", "gepa"):
-            import gepa
+            from gepa.api import optimize
 
         texts = learned_texts(work)
         ended_groups = [
@@ -245,12 +246,14 @@ class Gepa:
         shown = min(self.config.shown, len(batch))
         iteration = max(2 * shown, _MERGE_TASKS) + len(batch)
 
-        def stop(state: Any) -> bool:
-            return work.rollouts < iteration or adapter.asked >= self.config.requests or state.i >= self._most
+        def stop(gepa_state: Any) -> bool:
+            # An iteration that finds nothing to improve takes neither rollouts nor requests.
+            idle = gepa_state.i >= 4 * self.config.requests
+            return idle or work.rollouts < iteration or adapter.asked >= self.config.requests
 
         def run() -> GEPAResult[None, int] | None:
             try:
-                return gepa.optimize(
+                return optimize(
                     seed_candidate={place: lesson.text for place, lesson in adapter.texts.items()},
                     trainset=batch,
                     valset=batch,
@@ -289,11 +292,6 @@ class Gepa:
             ],
             unreadable=writer.unreadable,
         )
-
-    @property
-    def _most(self) -> int:
-        """The most iterations: those that find nothing to improve take neither rollouts nor requests."""
-        return 4 * self.config.requests
 
 
 class GepaConfig(RewriterConfig):

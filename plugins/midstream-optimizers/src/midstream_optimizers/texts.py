@@ -54,7 +54,7 @@ class RewriterConfig(ProposerConfig):
     characters: int = Field(default=6000, ge=_LEAST_CHARACTERS)
 
     def build(self, context: Context) -> object:
-        """Build it. Raises `RecipeError` if `lessons.modules` names nothing that it could rewrite, or has no rewards."""
+        """Build it. Raises `RecipeError` if `lessons.modules` names no text, or the run has no rewards."""
         lessons, where = context.recipe.lessons, f"the proposer {context.name!r}"
         if not any(kind_of(place) == "text" for place in lessons.modules):
             raise RecipeError(
@@ -238,6 +238,7 @@ class Writer:
     ) -> ParsedReply[str]:
         """The reading of a reply. Rollouts are cut shorter until the model's context has room for the prompt."""
         work, limit = self.work, self.characters
+        answer: ParsedReply[str]
         while True:
             purpose = RoleCall("critic", work.step, f"{work.name}: {name}")
             try:
@@ -246,7 +247,7 @@ class Writer:
                 limit //= 2
                 if limit >= _LEAST_CHARACTERS:
                     continue
-                answer = ParsedReply[str](flaws=(f"{purpose.name}: {failure.what}",))
+                answer = ParsedReply(flaws=(f"{purpose.name}: {failure.what}",))
             self.unreadable += answer.flaws
             return answer
 
