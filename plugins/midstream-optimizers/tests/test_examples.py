@@ -157,7 +157,7 @@ def test_the_same_seed_proposes_the_same():
     assert propose(words(), LessonSet()) == propose(words(), LessonSet())
 
 
-def test_where_examples_earn_as_much_as_none_there_are_none():
+def test_examples_that_earn_no_more_are_not_proposed():
     made = learner(Examples(ExamplesConfig()), agent=Always(), modules=[PLACE])
     assert propose(made, LessonSet()).operations == []
 

@@ -96,6 +96,7 @@ def corrected(engine, **settings):
         (block(BASE), "L1 has this text already"),
         (block(f"{GOOD} {'word ' * 600}."), "too long"),
         ("<think>what", "it holds no text between the lines"),
+        (block("(the new text)"), "it holds no text between the lines"),
         (f"=== text ===\n{GOOD} and then", "the text has no end"),
     ],
 )

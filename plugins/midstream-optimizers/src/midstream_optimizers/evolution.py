@@ -1,4 +1,4 @@
-"""Evolution of texts: a model mutates them, told what failed, and joins two versions; what earns most survives.
+"""Evolution of texts: a model sees what failed and mutates them, or joins two versions; what earns most survives.
 
 Sources: EvoPrompt, arXiv 2309.08532, and Promptbreeder, arXiv 2309.16797. The prompts are ours, and a mutation sees
 failed rollouts, as in GEPA (arXiv 2507.19457).

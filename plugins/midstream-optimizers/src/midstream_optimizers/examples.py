@@ -26,7 +26,7 @@ One of AgentFlow's modules shows what the module replied in each turn, and the r
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
@@ -38,7 +38,7 @@ from midstream.core.stream_template import Template
 from midstream.core.text import PLACE, fill, neutral, spoken
 from midstream.core.texts import EXAMPLES, PROMPT, kind_of
 from midstream.core.tool_calls import cut_result
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import Call, Trajectory
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet, fitted, render_modules, tokens
 from midstream.lessons.operations import Operation, OperationOutcome, screened
 from midstream.lessons.proposer import Proposal, Work, ended
@@ -186,26 +186,18 @@ def _question_form(template: Template) -> str:
 
 
 def _module_example(trajectory: Trajectory, module: str) -> str:
-    lines, replied = [f"Query: {trajectory.question}"], False
+    def reply(calls: Iterable[Call]) -> list[str]:
+        # Of a module that was asked again, the last reply is the one that was used.
+        said = [spoken(call.completion).strip() for call in calls if call.role == module]
+        return [text for text in said[-1:] if text]
 
-    def add_replies(calls: Sequence[object]) -> None:
-        nonlocal replied
-        for call in calls:
-            if getattr(call, "role", "") == module and (text := spoken(getattr(call, "completion", "")).strip()):
-                lines.append(text)
-                replied = True
-
-    add_replies(trajectory.opening_calls)
+    if not any(call.role == module for call in trajectory.calls):
+        return ""
+    lines = [f"Query: {trajectory.question}", *reply(trajectory.opening_calls)]
     for turn in trajectory.turns:
-        action = turn.action
-        lines.append(f"Turn {turn.index}" + (f": {action.sub_goal} ({action.tool})" if action else ""))
-        # A module that was asked again repeats itself: its last reply is the one that was used.
-        add_replies([call for call in turn.calls if call.role == module][-1:])
+        lines.append(f"Turn {turn.index}" + (f": {turn.action.sub_goal} ({turn.action.tool})" if turn.action else ""))
+        lines += reply(turn.calls)
         if turn.observation is not None:
             lines.append(f"Result: {cut_result(turn.observation.text, _RESULT)}")
-    closing = [call for call in trajectory.closing_calls if call.role == module]
-    if closing:
-        add_replies(closing[-1:])
-    elif trajectory.answer is not None:
-        lines.append(f"Answer: {trajectory.answer}")
-    return "\n".join(lines) if replied else ""
+    answer = [f"Answer: {trajectory.answer}"] if trajectory.answer is not None else []
+    return "\n".join([*lines, *(reply(trajectory.closing_calls) or answer)])

@@ -7,15 +7,17 @@ text, none for trying candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
-from midstream.core.text import to_json
+from midstream.core.text import neutral, shorten, to_json
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.lesson_set import Lesson, tokens
 from midstream.lessons.operations import Operation
 from midstream.lessons.proposer import Proposal, Work
 from midstream.rollout import run_concurrently
 from midstream_optimizers.texts import RewriterConfig, Writer, failures, learned_texts
+
+_WHY = 400  # characters of a criticism in the origin of its text
 
 
 class Feedback:
@@ -32,7 +34,9 @@ class Feedback:
         found = await run_concurrently(jobs)
         return Proposal(operations=[each for each in found if each is not None], unreadable=writer.unreadable)
 
-    def _jobs(self, writer: Writer, lesson: Lesson, failed: Sequence[Trajectory]) -> list:
+    def _jobs(
+        self, writer: Writer, lesson: Lesson, failed: Sequence[Trajectory]
+    ) -> Sequence[Coroutine[None, None, Operation | None]]:
         jobs = [self._corrected(writer, lesson, failed)] if failed else []
         return [*jobs, self._shorter(writer, lesson)] if self.config.shorter else jobs
 
@@ -41,8 +45,8 @@ class Feedback:
         if not criticism:
             return None
         questions = "\n".join(f"- {to_json(question)}" for question in dict.fromkeys(each.question for each in failed))
-        values = {"criticism": criticism, "questions": questions}
-        why = f"feedback: {' '.join(criticism.split())}"
+        values = {"criticism": neutral(criticism), "questions": questions}
+        why = f"feedback: {shorten(' '.join(criticism.split()), _WHY)}"
         name = f"correction of {lesson.id}"
         return await writer.rewrite(name, lesson, "correct", why=why, values=values, shown=failed)
 

@@ -39,6 +39,7 @@ _ENDINGS = tuple(".!?:;)]}>\"'`*”’。！？")
 _PREFACE = re.compile(
     r"(?:here|sure|certainly|ok|okay|of course|the (?:new|better|improved|corrected|shorter))\b", re.I
 )
+_EXAMPLE = "the new text"  # as prompts show the form, which small models copy
 _QUOTES = {'"': '"', "'": "'", "“": "”", "`": "`"}
 
 
@@ -199,7 +200,7 @@ class Writer:
 
         def read(reply: str, repair: bool) -> ParsedReply[str]:
             text, whole = text_in(reply)
-            if not text:
+            if not text or text.strip(" .()").casefold() == _EXAMPLE:
                 return ParsedReply(problem="it holds no text between the lines === text === and === end ===")
             if not (whole or repair):
                 return ParsedReply(problem="the text has no end: write the line === end === after it")
