@@ -107,6 +107,8 @@ class _Adapter:
     def __init__(self, work: Work, texts: Sequence[Lesson], writer: Writer, bridge: _Bridge) -> None:
         self.work, self.writer, self.bridge = work, writer, bridge
         self.texts = {Place(lesson.module): lesson for lesson in texts}
+        self.by_id = {lesson.id: lesson for lesson in texts}
+        # Who wrote each text that it was given.
         self.made: dict[tuple[str, str], LessonOrigin] = {}
         self.asked = 0
 
@@ -130,7 +132,7 @@ class _Adapter:
         from gepa.core.adapter import EvaluationBatch
 
         operations = self.operations(candidate)
-        faults = [self.writer.unsound(self.texts[place], candidate[place]) for place in self._changed(candidate)]
+        faults = [self.writer.unsound(self.by_id[operation.id], operation.text) for operation in operations]
         # As they are, the texts have their rollouts already.
         scores: list[float] = [each.score for each in batch]
         traces: list[Trajectory | str] = [each.worst for each in batch]
@@ -151,9 +153,6 @@ class _Adapter:
         return EvaluationBatch(
             outputs=[None] * len(batch), scores=scores, trajectories=traces if capture_traces else None
         )
-
-    def _changed(self, candidate: Mapping[str, str]) -> list[Place]:
-        return [place for place, lesson in self.texts.items() if candidate[place] != lesson.text]
 
     def make_reflective_dataset(
         self,
