@@ -123,7 +123,9 @@ class Template(Settings):
 
     def with_instructions(self, text: str) -> Template:
         """The same with other instructions, which have the same places; the same where they are ""."""
-        return self.model_copy(update={"system" if self.system else "user": text}) if text else self
+        # A learned text has no line break at its end, which a prompt of plain text needs.
+        end = "\n" if self.instructions.endswith("\n") and not text.endswith("\n") else ""
+        return self.model_copy(update={"system" if self.system else "user": text + end}) if text else self
 
     def mismatch(self, what: str, fix: str) -> RecipeError:
         """The error for an agent, tools or a task that the template does not fit."""

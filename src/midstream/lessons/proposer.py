@@ -77,7 +77,7 @@ class Work:
     _played: int = 0
 
     async def ask(self, prompt: str) -> str:
-        """The reply of the critic's model, without its thoughts; an equal prompt is asked anew.
+        """The reply of the critic's model, without its thoughts; an equal prompt is asked again.
 
         Raises `EngineError` if the engine failed, after its own retries.
         """
@@ -111,10 +111,10 @@ class Work:
         return await self.runner.groups(scope, tasks, lesson_set, group_size)
 
     async def best(self, candidates: Sequence[Sequence[Operation]]) -> Sequence[Operation]:
-        """The candidate with the highest mean reward on the batch's tasks; none if the texts as they are earn as much.
+        """The candidate with the highest mean reward on the batch's tasks; none if the texts as they are earn more.
 
         These, and every candidate with a sound operation, get an equal number of rollouts on the same tasks: all that
-        are left. Of equal candidates the shortest is chosen.
+        are left. Of equal ones the shortest is chosen, which the gate may accept at equal worth.
         """
         sides = [(operations, changed) for operations in candidates if (changed := self.changed(operations))]
         each = self.rollouts // (len(sides) + 1)
@@ -124,7 +124,7 @@ class Work:
         for place, (_, lesson_set) in enumerate((((), self.lesson_set), *sides)):
             groups = await self.play(lesson_set, tasks, each // len(tasks))
             rewards = [each.reward.value for group in groups for each in group.trajectories if each.reward]
-            length = sum(tokens(lesson.text) for lesson in lesson_set.lessons) if place else 0
+            length = sum(tokens(lesson.text) for lesson in lesson_set.lessons)
             found.append((fmean(rewards) if rewards else -1.0, -length, -place))
         chosen = -max(found)[2]
         return sides[chosen - 1][0] if chosen else ()

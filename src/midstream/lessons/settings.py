@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from midstream.components.component import Component
 from midstream.components.tables import parse_component
 from midstream.core.data import Settings
+from midstream.core.texts import kind_of
 from midstream.core.trajectory import Sampling
 from midstream.runs.budget import BudgetConfig
 
@@ -193,7 +194,9 @@ class LessonsConfig(Settings):
         what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
         found = {what: learning}
         if self.searching:
-            found[f"trying candidates, {updates} updates"] = updates * self.search_rollouts * self.searching
+            # Several versions of one text are compared once more.
+            times = self.searching + sum(kind_of(place) == "text" for place in self.modules)
+            found[f"trying candidates, {updates} updates"] = updates * self.search_rollouts * times
         if self.gate.enabled:
             pairs = (3 if self.gate.tolerance else 2) * self.gate.test_pairs + self.gate.bisect_pairs
             found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
@@ -204,4 +207,6 @@ class LessonsConfig(Settings):
         counts = {"critic": self.most_tasks(limits), "merger": self.most_updates(limits)}
         if self.lessons_from == "rollouts":
             counts = {"summariser": counts["critic"] * self.group_size, **counts}
+        # A proposer asks at most once for each rollout that it tries a candidate with, or a few times without any.
+        counts["critic"] += self.most_updates(limits) * self.searching * max(10, self.search_rollouts)
         return Counter({(name, self.role(name).engine): count * ASKS for name, count in counts.items()})

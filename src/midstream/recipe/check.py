@@ -201,6 +201,8 @@ def _components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
         yield "training.supervised.planner", recipe.training.supervised.planner
     for name, component in recipe.engines.items():
         yield f"engines.{name}", component
+    for place, component in enumerate(recipe.lessons.proposers if recipe.lessons else ()):
+        yield f"lessons.proposers.{place}", component
 
 
 def wrappers_of(recipe: Recipe) -> Iterator[tuple[str, Component]]:

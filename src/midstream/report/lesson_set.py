@@ -88,7 +88,7 @@ def size_of(lesson_set: LessonSet) -> str:
 
 def came_from(origin: LessonOrigin) -> str:
     """Who wrote a lesson, and from what."""
-    who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
+    who = {"learned": origin.model or "learned", "person": "a person"}.get(origin.source, origin.source)
     parts = [f"{who}, update {origin.update}" if origin.update else who]
     for ids, noun in ((origin.tasks, "task"), (origin.trajectories, "rollout")):
         if ids:

@@ -1,0 +1,1 @@
+"""Proposers of changed texts: GEPA, few-shot examples, evolution, textual gradients."""
