@@ -179,6 +179,10 @@ class Progress:
         changes = counts_text(total_fates([update.fates for update in self._updates])) or "none"
         so_far = {"changes": changes, "left out": counts_text(self._left_out)}
         self.facts |= {**facts, **so_far, "reward": self._curve(event.reward_mean)}
+        if self.kind == "training":
+            # Between the steps of weights.
+            parts = [f"{name} {value}" for name, value in facts.items() if value]
+            return " | ".join([f"update {event.update} of the lessons", *parts])
         if event.update <= self.done:
             # It was made in an earlier session, whose log has it.
             return ""

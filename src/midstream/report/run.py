@@ -28,7 +28,7 @@ one that was accepted because its estimate was high is likely to do a little les
 is proven for this agent: another model, prompt or tool makes the lesson set unproven until it is validated again."""
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
-    "training": ("run", "results", "curves", "tools", "update", "counts"),
+    "training": ("run", "results", "curves", "tools", "update", "counts", "lessons", "updates"),
     "lessons": ("run", "results", "lessons", "updates", "curves", "cost"),
     "evaluation": ("run", "results", "notes"),
 }
@@ -114,7 +114,14 @@ def _described(run: RunDirectory, info: RunInfo) -> tuple[str, list[Section]]:
     evaluations = run.evaluations.read(skip_damage)
     if info.kind == "evaluation":
         return evaluation_page(evaluations)
-    return training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
+    lead, sections = training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
+    if info.resolved.get("lessons"):
+        # The run learns them, too.
+        from midstream.report.lessons import lessons_page, read_lesson_run
+
+        _, more = lessons_page(read_lesson_run(run))
+        sections += [section for section in more if section[0] in ("lessons", "updates")]
+    return lead, sections
 
 
 def run_limits(info: RunInfo) -> str:
