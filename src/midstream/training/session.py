@@ -11,6 +11,8 @@ resumed writes the same metrics and weights, bit for bit on CPU, as one that was
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -238,8 +240,12 @@ class TrainingSession(Session):
         steps, policy = self.parts.training.steps, self.run_directory.policy_dir
         self._phase("exporting weights")
         with storage_errors(policy):
-            self.parts.learner.export_weights(policy)
-            self.parts.student.tokenizer.save_pretrained(policy)
+            # Beside it and renamed: a crash leaves no half of it.
+            partial = policy.with_name("policy.partial")
+            self.parts.learner.export_weights(partial)
+            self.parts.student.tokenizer.save_pretrained(partial)
+            shutil.rmtree(policy, ignore_errors=True)
+            os.replace(partial, policy)
         await self.parts.publish(steps)
         if self.parts.evaluation.at != "none":
             await self._evaluate(self.parts.evaluation, TRAINED, steps)
