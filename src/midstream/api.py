@@ -527,6 +527,11 @@ def _work_in(
     """
     if run is not None and run.status().state == "finished" and not again:
         leave_to_rank_0()
+        if recipe.lessons is not None:
+            from midstream.lessons.approval import settle
+
+            # What was approved while the run wrote its report.
+            settle(run)
         return Run(run)
     trackers = trackers_of(options.get("track", ()))
     trained = RunDirectory.open(Path(asked.run)) if asked and asked.run else None

@@ -20,6 +20,7 @@ from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.lessons.access import EditableLessons, editable_lessons, history, read
+from midstream.lessons.approval import decide, read_approvals
 from midstream.lessons.editing import edited, to_draft, to_json
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
@@ -31,11 +32,20 @@ from midstream.recipe.lesson_sessions import validation_settings
 from midstream.recipe.lessons import check_shown, shows_lessons
 from midstream.recipe.overrides import AgentChanges, LearningChanges, agent_recipe, validation_recipe
 from midstream.recipe.prompts import formats, prompts_of
-from midstream.report.blocks import code, text
+from midstream.report.blocks import Cell, code, table, text
 from midstream.report.draw import show
-from midstream.report.lesson_set import diff_blocks, lesson_set_blocks, size_of, validation_blocks, versions_table
+from midstream.report.lesson_set import (
+    diff_blocks,
+    lesson_set_blocks,
+    points,
+    size_of,
+    validation_blocks,
+    versions_table,
+)
+from midstream.report.lessons import waiting
 from midstream.report.numbers import spent_text
 from midstream.report.progress import progress
+from midstream.runs import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number", type=int, metavar="VERSION", help="its number, as `versions` lists them"
     )
     action("edit", edit_lessons, "change lessons in an editor ($VISUAL, $EDITOR)", changed)
+
+    action("waiting", show_waiting, "changes that passed the gate and wait for a person", "lesson run", "RUN")
+    for name, verdict in (("approve", "yes"), ("reject", "no")):
+        made = action(name, decide_on, f"say {verdict} to changes that wait", "lesson run", "RUN")
+        made.add_argument("ids", nargs="*", metavar="ID", help="of a lesson (default: all that wait)")
+        made.set_defaults(verdict=verdict)
 
     text = "the prompts with these lessons, for a program without midstream"
     made = action("export", export_prompts, text, "a lesson or training run, or a recipe", "RUN")
@@ -118,6 +134,30 @@ def show_diff(options: argparse.Namespace) -> int:
     found = diff(read(options.named), read(options.other))
     shown = diff_blocks(found, f"{options.named} and {options.other} hold the same lessons")
     return shared.show(options, found.model_dump(mode="json"), shown)
+
+
+def show_waiting(options: argparse.Namespace) -> int:
+    """Print the changes that wait for a person, each with its text against the present one."""
+    said, rows = read_approvals(RunDirectory.open(Path(options.named))), list[list[Cell]]()
+    for change in said.waiting:
+        effect = [points(change.effect), str(change.effect.pairs)] if change.effect else ["-", "-"]
+        rows.append([change.operation.id, change.place, change.operation.kind, *effect])
+    names = ("id", "place", "change", "effect (95% interval)", "pairs")
+    parts = [table("", names, rows, left=3), *waiting(shlex.quote(options.named), said)]
+    record = [change.model_dump(mode="json") for change in said.waiting]
+    return shared.show(options, record, parts if any(parts) else [text("no change waits for a person", "soft")])
+
+
+def decide_on(options: argparse.Namespace) -> int:
+    """Approve or reject changes that wait."""
+    run, yes = RunDirectory.open(Path(options.named)), options.verdict == "yes"
+    found, applied = decide(run, options.ids, options.verdict)
+    ids = [change.operation.id for change in found]
+    words = f"{'approved' if yes else 'rejected'} {' '.join(ids)}" if ids else "no change waits for a person"
+    later = f"the run at work takes it before its next update or at its end, otherwise midstream resume {options.named}"
+    newest = f"{run.root}@{history(run.root).get().number}" if yes else ""
+    parts = [text(words), text(newest if applied else later, "" if applied else "warn")]
+    return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": applied}, parts)
 
 
 def roll_back(options: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ from midstream.lessons.lesson_set import Bundle, Effect, LessonSet
 from midstream.lessons.operations import Operation, applied
 from midstream.lessons.settings import GateConfig
 
-Fate = Literal["accepted", "rejected", "pending"]
+Fate = Literal["accepted", "rejected", "pending", "waiting"]
 TestName = Literal["whole", "kept"]
 TESTS = 2  # of an update at most
 _FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
@@ -72,7 +72,10 @@ class Test(Frozen):
 
 
 class ChangeRecord(Frozen):
-    """One change that was tested, or accepted without a test, with its fate and its measured effect."""
+    """One change that was tested, or accepted without a test, with its fate and its measured effect.
+
+    "waiting": it was accepted, and is used once a person approves it (`approval.py`).
+    """
 
     operation: Operation
     fate: Fate

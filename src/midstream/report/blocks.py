@@ -168,6 +168,16 @@ def code(words: str) -> Block | None:
     return {"kind": "code", "text": words} if words.strip() else None
 
 
+def difference(lines: Sequence[str]) -> Block | None:
+    """The lines of a unified diff."""
+    return {"kind": "difference", "lines": list(lines)} if lines else None
+
+
+def change(lesson: str, title: str, *blocks: Block | None) -> Block:
+    """A change that waits for a person's yes or no, with the blocks that speak for it."""
+    return {"kind": "change", "lesson": lesson, "title": title, "blocks": [block for block in blocks if block]}
+
+
 def fold(title: str, *blocks: Block | None) -> Block | None:
     """Blocks that are folded until they are opened."""
     kept = [block for block in blocks if block]

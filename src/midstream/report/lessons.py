@@ -16,9 +16,10 @@ from midstream.components.tables import validate
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.evaluation.pairs import Evaluated, Paired, compare
+from midstream.lessons.approval import Approvals, read_approvals
 from midstream.lessons.commit import History, UpdateRecord, Version, read_updates
 from midstream.lessons.gate import Test
-from midstream.lessons.lesson_set import Lesson, LessonSet
+from midstream.lessons.lesson_set import LessonOrigin, LessonSet
 from midstream.lessons.settings import LessonsConfig
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, interval_cell, line, span_of, text
@@ -41,7 +42,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, read_spent
 from midstream.runs.journal import skip_damage, warn_of_damage
 
-FATES = {"accepted": 3, "pending": 5, "rejected": blocks.BAD, "refused": 8}  # with their colors
+FATES = {"accepted": 3, "waiting": 2, "pending": 5, "rejected": blocks.BAD, "refused": 8}  # with their colors
 _ROWS_SHOWN = 24  # of updates and tests: the newest
 _REASONS_SHOWN = 6  # why changes were refused, the most frequent
 _CARDS_SHOWN = 25
@@ -75,6 +76,7 @@ class LessonsData:
     notes: Sequence[str] = ()
     spent: Spent
     costs: Mapping[tuple[str, str], Spent]
+    said: Approvals = Approvals()
 
     @property
     def lesson_set(self) -> LessonSet:
@@ -110,6 +112,7 @@ def read_lesson_run(run: RunDirectory) -> LessonsData:
         notes=notes,
         spent=spent,
         costs=costs,
+        said=read_approvals(run, skip_damage),
     )
 
 
@@ -140,6 +143,7 @@ def lessons_page(data: LessonsData) -> tuple[str, list[Section]]:
     """The lead and the sections of a run."""
     return lead(data), [
         ("summary", "At a glance", [blocks.tiles(tiles(data))]),
+        ("waiting", "Waiting for a person", waiting(data.run, data.said)),
         ("results", "Results", results(data)),
         ("evaluations", "All evaluations", all_evaluations(data.evaluations)),
         ("lessons", "The lessons", lessons(data)),
@@ -268,7 +272,7 @@ def lessons(data: LessonsData) -> list[Block | None]:
     # The largest measured effect first, then those without one in their order.
     for lesson in sorted(lesson_set.lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0):
         here = (lesson.id, lesson.origin) not in brought
-        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here)], vote=True))
+        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson.origin, here=here)], vote=True))
     more = cards[_CARDS_SHOWN:]
     return [
         text(words, "soft"),
@@ -278,9 +282,8 @@ def lessons(data: LessonsData) -> list[Block | None]:
     ]
 
 
-def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
+def lesson_origin(run: str, origin: LessonOrigin, *, here: bool = True) -> Block | None:
     """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it is learned `here`."""
-    origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
         return None
     shown = [f"midstream show {run} {shlex.quote(f'step-{origin.update:06d}/{id}')}" for id in origin.trajectories[:1]]
@@ -292,13 +295,33 @@ def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
     )
 
 
+def waiting(run: str, said: Approvals) -> list[Block | None]:
+    """What waits for a person: each text against the present one, effect, tests and origin; and what is approved."""
+    span, approved = effect_span(said.waiting), " ".join(change.operation.id for change in said.approved)
+    found = [text(f"approved, in use from the next update: {approved}" if approved else "", "up")]
+    for change in said.waiting:
+        operation, effect, facts = change.operation, change.effect, dict[str, object]()
+        if effect:
+            drawn = blocks.interval(effect.mean, effect.interval, span)
+            facts["effect"] = cell(f"{points(effect)} points, {counted(effect.pairs, 'pair')}", interval=drawn)
+        for test in change.tests:
+            what = f"{counted(len(test.changes), 'change')} together, {gain(test.mean)} ({gains(test.interval)}) points"
+            evidence = f"evidence {test.evidence:.1f} of {test.needed:.1f}, {test.verdict}"
+            facts[f"test, {test.name}"] = f"{what}, {counted(test.pairs, 'pair')}, {evidence}"
+        title = f"{operation.kind} {operation.id}, {change.place}, update {change.update}"
+        shown = blocks.difference(change.diff), blocks.facts(facts), lesson_origin(run, operation.origin)
+        found.append(blocks.change(operation.id, title, *shown))
+    return found
+
+
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
     """What became of each change of an update, with its old text if it had one; effects are on one scale."""
     span = effect_span(record.changes)
     earlier = list(takewhile(lambda version: version.update < record.step, data.versions))
     before = earlier[-1].lesson_set if earlier else LessonSet()
     tried = [(each.operation, f"refused: {each.refused}", None) for each in record.proposed if each.refused]
-    words = {"accepted": "" if record.tests else " without a test", "pending": ": it is tried again"}
+    words = {"pending": ": it is tried again", "waiting": " for a person"}
+    words["accepted"] = "" if record.tests else " without a test"
     tried += [(each.operation, each.fate + words.get(each.fate, ""), each.effect) for each in record.changes]
     found = []
     for operation, fate, effect in tried:
@@ -354,7 +377,8 @@ def update_table(records: Sequence[UpdateRecord]) -> Block | None:
                 cell(f"{record.groups}/{record.uniform}/{len(record.broken)}", "warn" if record.broken else ""),
                 str(record.event.proposed),
                 cell(str(fates["accepted"]), "up" if fates["accepted"] else ""),
-                *(str(fates["rejected"] + fates["refused"]), str(fates["pending"]), str(record.lessons)),
+                str(fates["rejected"] + fates["refused"]),
+                *(str(fates["pending"] + fates["waiting"]), str(record.lessons)),
                 short(record.spent.tokens),
                 *([dollars(record.spent.cost_usd)] if priced else []),
             ]

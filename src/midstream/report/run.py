@@ -29,7 +29,7 @@ is proven for this agent: another model, prompt or tool makes the lesson set unp
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
     "training": ("run", "results", "curves", "tools", "update", "counts"),
-    "lessons": ("run", "results", "lessons", "updates", "curves", "cost"),
+    "lessons": ("run", "results", "waiting", "lessons", "updates", "curves", "cost"),
     "evaluation": ("run", "results", "notes"),
 }
 

@@ -194,8 +194,8 @@ class Documents:
             vote=given_on_trajectories(directory, name).get(part.entries[place].id),
         )
 
-    def feedback(self, run: str, body: Any) -> dict[str, str]:
-        """Keep a thumb or a note; raises as `keep_feedback`."""
+    def feedback(self, run: str, body: Any) -> Block:
+        """Keep a thumb, a note or a decision; raises as `keep_feedback`."""
         part = body.get("part") if isinstance(body, dict) else None
         return keep_feedback(self.runs.directory(run), body, self.open(run, part) if isinstance(part, str) else None)
 

@@ -22,16 +22,22 @@ _CHOICES = ("first", "second", "equal")  # of two answers that are shown
 Given = dict[str, str]  # {"vote", "note"}
 
 
-def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
+def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Block:
     """Keep what a person said: `{"part", "id", "vote", "note"}` of a trajectory, or `{"lesson", "vote", "note"}`.
+
+    Or, of a change that waits, `{"lesson", "verdict"}`, "yes" or "no"; then it returns whether that is in force.
 
     A vote or note that is left out stays as it was. `part` is that of the trajectory. Raises `FormError` for a body of
     another form, and `UsageError` without the trajectory or lesson.
     """
     from midstream.gateway.forms import FormError
     from midstream.lessons.access import find_lesson
+    from midstream.lessons.approval import decide
     from midstream.lessons.feedback import installed
 
+    match body:
+        case {"lesson": str(lesson), "verdict": "yes" | "no" as verdict} if len(body) == 2:
+            return {"applied": decide(run, [lesson], verdict)[1]}
     known = ("part", "id", "lesson", "vote", "note")
     if (
         not isinstance(body, dict)
