@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream import api
 from midstream.cli.main import main
 from midstream.core.agent import lessons_digest
 from midstream.core.errors import UsageError
@@ -22,7 +23,7 @@ from midstream.runs import RunDirectory
 from midstream_worlds.simulated import SimulatedEngine
 from midstream_worlds.workshop.models import make_rules
 from support.errors import coded, printed
-from support.learned import LESSONS, write_run
+from support.learned import LESSONS, write_run, write_waiting
 from support.lesson_sets import marked
 
 PROVEN = proven(LESSONS, "scripted (0123456789ab)")
@@ -478,3 +479,46 @@ def test_a_dry_run_says_how_much_it_would_take(lesson_set, workshop, tmp_path):
     assert code == 0
     assert out.endswith("# At most 320 rollouts to test the lesson set, 192 for its lessons")
     assert path.read_text() == to_json(workshop[0])
+
+
+# --- what waits for a person ------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_listed_and_decided(lesson_set, tmp_path):
+    run = write_waiting(tmp_path / "run")
+    code, out, err = lesson_set("waiting", run.root)
+    assert (code, err) == (0, "")
+    for part in (
+        "L5 planner add +5.0 (+1.0 to +9.0) 32",
+        "-Look numbers up before you calculate. +Look numbers up, then calculate.",
+        "gate, whole 2 changes together, +10.0",
+        "units were lost",
+    ):
+        assert part in out, part
+    listed = json.loads(lesson_set("waiting", run.root, "--json")[1])
+    assert [(each["operation"]["id"], each["place"], each["diff"][-1][0]) for each in listed] == [
+        ("L5", "planner", "+"), ("L1", "planner", "+"),
+    ]  # fmt: skip
+    code, _, err = lesson_set("approve", run.root, "L9")
+    assert (code, "unknown-name" in err) == (2, True)
+    assert f"approved L1 {run.root}@3" in lesson_set("approve", run.root, "L1")[1]
+    code, out, _ = lesson_set("reject", run.root)
+    assert (code, out) == (0, "rejected L5")
+    for action in ("waiting", "approve", "reject"):
+        assert "no change waits for a person" in lesson_set(action, run.root)[1]
+    code, out, _ = lesson_set("versions", run.root)
+    assert "approval 2" in out
+    assert newest(run.root).find("L1").text == "Look numbers up, then calculate."
+    assert newest(run.root).find("L5") is None
+
+
+def test_a_yes_is_left_to_a_run_at_work_or_to_its_resumption(lesson_set, tmp_path, monkeypatch):
+    run = write_waiting(tmp_path / "run")
+    with run.lock():
+        code, out, _ = lesson_set("approve", run.root)
+        assert (code, "the run at work takes it before its next update or at its end" in out) == (0, True)
+        assert len(history(run.root).all()) == 2
+    api.resume(run.root)
+    assert [version.by for version in history(run.root).all()][2:] == ["approval"]
+    assert newest(run.root).find("L5")
+    assert run.evaluations.read() == []  # as after an edit

@@ -143,7 +143,7 @@ def show_waiting(options: argparse.Namespace) -> int:
         effect = [points(change.effect), str(change.effect.pairs)] if change.effect else ["-", "-"]
         rows.append([change.operation.id, change.place, change.operation.kind, *effect])
     names = ("id", "place", "change", "effect (95% interval)", "pairs")
-    parts = [table("", names, rows, left=3), *waiting(shlex.quote(options.named), said)]
+    parts = [table("", names, rows, left=3), *waiting(said)]
     record = [change.model_dump(mode="json") for change in said.waiting]
     return shared.show(options, record, parts if any(parts) else [text("no change waits for a person", "soft")])
 

@@ -43,7 +43,7 @@ class Approval(Frozen):
 class Waiting(Frozen):
     """A change that passed the gate in `update`, its effect, and the tests of it.
 
-    `diff` are the lines of a unified diff from the present text of its `place`, without the two that name files.
+    `diff` are the lines of a unified diff from the lesson's present text, without its heads.
     """
 
     update: int
@@ -76,7 +76,7 @@ def read_approvals(run: RunDirectory, on_damage: OnDamage = raise_damage) -> App
                     update=record.step,
                     operation=operation,
                     place=operation.module or (before.module if before else ""),
-                    diff=tuple(unified_diff(*texts, lineterm=""))[2:],
+                    diff=tuple(unified_diff(*texts, lineterm=""))[3:],
                     effect=change.effect,
                     tests=tuple(test for test in record.tests if number in test.changes),
                 )

@@ -66,8 +66,8 @@ class Rules:
 
     `repeats`: a text may be near another of its module, as a person may want it. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
-    so a delete makes no room for an add of the same batch. Nothing is sound that is like a change that is `waiting` for a
-    person, or of its lesson, or like one that a person `rejected`.
+    so a delete makes no room for an add of the same batch. Nothing is sound that is like a change that is `waiting` for
+    a person, or of its lesson, or like one that a person `rejected`.
     """
 
     modules: Sequence[str]

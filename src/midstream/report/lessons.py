@@ -19,7 +19,7 @@ from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.lessons.approval import Approvals, read_approvals
 from midstream.lessons.commit import History, UpdateRecord, Version, read_updates
 from midstream.lessons.gate import Test
-from midstream.lessons.lesson_set import LessonOrigin, LessonSet
+from midstream.lessons.lesson_set import Lesson, LessonSet
 from midstream.lessons.settings import LessonsConfig
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, chart, charts, curve, interval_cell, line, span_of, text
@@ -143,7 +143,7 @@ def lessons_page(data: LessonsData) -> tuple[str, list[Section]]:
     """The lead and the sections of a run."""
     return lead(data), [
         ("summary", "At a glance", [blocks.tiles(tiles(data))]),
-        ("waiting", "Waiting for a person", waiting(data.run, data.said)),
+        ("waiting", "Waiting for a person", waiting(data.said)),
         ("results", "Results", results(data)),
         ("evaluations", "All evaluations", all_evaluations(data.evaluations)),
         ("lessons", "The lessons", lessons(data)),
@@ -272,7 +272,7 @@ def lessons(data: LessonsData) -> list[Block | None]:
     # The largest measured effect first, then those without one in their order.
     for lesson in sorted(lesson_set.lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0):
         here = (lesson.id, lesson.origin) not in brought
-        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson.origin, here=here)], vote=True))
+        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here)], vote=True))
     more = cards[_CARDS_SHOWN:]
     return [
         text(words, "soft"),
@@ -282,8 +282,9 @@ def lessons(data: LessonsData) -> list[Block | None]:
     ]
 
 
-def lesson_origin(run: str, origin: LessonOrigin, *, here: bool = True) -> Block | None:
+def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
     """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it is learned `here`."""
+    origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
         return None
     shown = [f"midstream show {run} {shlex.quote(f'step-{origin.update:06d}/{id}')}" for id in origin.trajectories[:1]]
@@ -295,7 +296,7 @@ def lesson_origin(run: str, origin: LessonOrigin, *, here: bool = True) -> Block
     )
 
 
-def waiting(run: str, said: Approvals) -> list[Block | None]:
+def waiting(said: Approvals) -> list[Block | None]:
     """What waits for a person: each text against the present one, effect, tests and origin; and what is approved."""
     span, approved = effect_span(said.waiting), " ".join(change.operation.id for change in said.approved)
     found = [text(f"approved, in use from the next update: {approved}" if approved else "", "up")]
@@ -305,12 +306,12 @@ def waiting(run: str, said: Approvals) -> list[Block | None]:
             drawn = blocks.interval(effect.mean, effect.interval, span)
             facts["effect"] = cell(f"{points(effect)} points, {counted(effect.pairs, 'pair')}", interval=drawn)
         for test in change.tests:
-            what = f"{counted(len(test.changes), 'change')} together, {gain(test.mean)} ({gains(test.interval)}) points"
-            evidence = f"evidence {test.evidence:.1f} of {test.needed:.1f}, {test.verdict}"
-            facts[f"test, {test.name}"] = f"{what}, {counted(test.pairs, 'pair')}, {evidence}"
+            what = "alone" if len(test.changes) == 1 else f"{len(test.changes)} changes together"
+            what += f", {gain(test.mean)} ({gains(test.interval)}) points, {counted(test.pairs, 'pair')}"
+            facts[f"gate, {test.name}"] = f"{what}, evidence {test.evidence:.1f} of {test.needed:.1f}: {test.verdict}"
+        facts |= {"from": came_from(operation.origin), "why": operation.origin.why}
         title = f"{operation.kind} {operation.id}, {change.place}, update {change.update}"
-        shown = blocks.difference(change.diff), blocks.facts(facts), lesson_origin(run, operation.origin)
-        found.append(blocks.change(operation.id, title, *shown))
+        found.append(blocks.change(operation.id, title, blocks.difference(change.diff), blocks.facts(facts)))
     return found
 
 
