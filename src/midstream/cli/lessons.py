@@ -32,16 +32,9 @@ from midstream.recipe.lesson_sessions import validation_settings
 from midstream.recipe.lessons import check_shown, shows_lessons
 from midstream.recipe.overrides import AgentChanges, LearningChanges, agent_recipe, validation_recipe
 from midstream.recipe.prompts import formats, prompts_of
-from midstream.report.blocks import Cell, code, table, text
+from midstream.report.blocks import code, text
 from midstream.report.draw import show
-from midstream.report.lesson_set import (
-    diff_blocks,
-    lesson_set_blocks,
-    points,
-    size_of,
-    validation_blocks,
-    versions_table,
-)
+from midstream.report.lesson_set import diff_blocks, lesson_set_blocks, size_of, validation_blocks, versions_table
 from midstream.report.lessons import waiting
 from midstream.report.numbers import spent_text
 from midstream.report.progress import progress
@@ -138,25 +131,19 @@ def show_diff(options: argparse.Namespace) -> int:
 
 def show_waiting(options: argparse.Namespace) -> int:
     """Print the changes that wait for a person, each with its text against the present one."""
-    said, rows = read_approvals(RunDirectory.open(Path(options.named))), list[list[Cell]]()
-    for change in said.waiting:
-        effect = [points(change.effect), str(change.effect.pairs)] if change.effect else ["-", "-"]
-        rows.append([change.operation.id, change.place, change.operation.kind, *effect])
-    names = ("id", "place", "change", "effect (95% interval)", "pairs")
-    parts = [table("", names, rows, left=3), *waiting(said)]
-    record = [change.model_dump(mode="json") for change in said.waiting]
-    return shared.show(options, record, parts if any(parts) else [text("no change waits for a person", "soft")])
+    said = read_approvals(RunDirectory.open(Path(options.named)))
+    parts = waiting(said) if said.waiting else [text("no change waits for a person", "soft")]
+    return shared.show(options, [change.model_dump(mode="json") for change in said.waiting], parts)
 
 
 def decide_on(options: argparse.Namespace) -> int:
     """Approve or reject changes that wait."""
-    run, yes = RunDirectory.open(Path(options.named)), options.verdict == "yes"
+    run = RunDirectory.open(Path(options.named))
     found, applied = decide(run, options.ids, options.verdict)
     ids = [change.operation.id for change in found]
-    words = f"{'approved' if yes else 'rejected'} {' '.join(ids)}" if ids else "no change waits for a person"
+    said = f"{options.action}: {' '.join(ids)}" if ids else "no change waits for a person"
     later = f"the run at work takes it before its next update or at its end, otherwise midstream resume {options.named}"
-    newest = f"{run.root}@{history(run.root).get().number}" if yes else ""
-    parts = [text(words), text(newest if applied else later, "" if applied else "warn")]
+    parts = [text(said), text("" if applied else later, "warn")]
     return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": applied}, parts)
 
 

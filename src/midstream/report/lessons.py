@@ -299,12 +299,14 @@ def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
 def waiting(said: Approvals) -> list[Block | None]:
     """What waits for a person: each text against the present one, effect, tests and origin; and what is approved."""
     span, approved = effect_span(said.waiting), " ".join(change.operation.id for change in said.approved)
-    found = [text(f"approved, in use from the next update: {approved}" if approved else "", "up")]
+    rows, found = list[list[Cell]](), list[Block | None]()
     for change in said.waiting:
         operation, effect, facts = change.operation, change.effect, dict[str, object]()
+        rows.append([operation.id, change.place, operation.kind, "-", "-"])
         if effect:
             drawn = blocks.interval(effect.mean, effect.interval, span)
             facts["effect"] = cell(f"{points(effect)} points, {counted(effect.pairs, 'pair')}", interval=drawn)
+            rows[-1][-2:] = points(effect), str(effect.pairs)
         for test in change.tests:
             what = "alone" if len(test.changes) == 1 else f"{len(test.changes)} changes together"
             what += f", {gain(test.mean)} ({gains(test.interval)}) points, {counted(test.pairs, 'pair')}"
@@ -312,7 +314,9 @@ def waiting(said: Approvals) -> list[Block | None]:
         facts |= {"from": came_from(operation.origin), "why": operation.origin.why}
         title = f"{operation.kind} {operation.id}, {change.place}, update {change.update}"
         found.append(blocks.change(operation.id, title, blocks.difference(change.diff), blocks.facts(facts)))
-    return found
+    names = ("id", "place", "change", "effect (95% interval)", "pairs")
+    said_yes = text(f"approved, in use from the next update: {approved}" if approved else "", "up")
+    return [said_yes, blocks.table("", names, rows, left=3), *found]
 
 
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
