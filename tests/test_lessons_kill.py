@@ -137,7 +137,7 @@ def test_a_real_kill_while_changes_wait_for_a_person(tmp_path):
         first, root = read_updates(RunDirectory(tmp_path / "whole"))[0], tmp_path / "later"
         killed_with_nine(["train", str(tmp_path / "recipe.toml"), "--out", str(root)], root, "updates.jsonl")
         run_to_the_end(["lessons", "approve", str(root)])
-        approved = History(root / "lessons").current()
+        approved = History(root / "lessons").get()
         assert (approved.by, len(approved.operations)) == ("approval", len(first.changes))
         run_to_the_end(["resume", str(root)])
         shown = {one.lessons for one in trajectories(root)["step-000002"]}

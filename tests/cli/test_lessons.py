@@ -13,10 +13,19 @@ from midstream import api
 from midstream.cli.main import main
 from midstream.core.agent import lessons_digest
 from midstream.core.errors import UsageError
-from midstream.lessons.access import editable_lessons, history, read
+from midstream.lessons.access import editable_lessons, find_lesson, history, read
 from midstream.lessons.commit import History
 from midstream.lessons.editing import to_draft, to_json
-from midstream.lessons.lesson_set import Bundle, Effect, Lesson, LessonSet, identity, proven, render_modules
+from midstream.lessons.lesson_set import (
+    Bundle,
+    Effect,
+    Lesson,
+    LessonOrigin,
+    LessonSet,
+    identity,
+    proven,
+    render_modules,
+)
 from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
@@ -484,6 +493,12 @@ def test_a_dry_run_says_how_much_it_would_take(lesson_set, workshop, tmp_path):
 # --- what waits for a person ------------------------------------------------------------------------------------------
 
 
+def test_a_text_of_the_recipe_is_shown(lesson_set, tmp_path):
+    text = Lesson(id="L1", module="planner.prompt", text="Plan.", origin=LessonOrigin(source="recipe"))
+    (tmp_path / "l.json").write_text(to_json(LessonSet(lessons=(text,))))
+    assert "L1 Plan. the recipe" in lesson_set("show", tmp_path / "l.json")[1]
+
+
 def test_what_waits_is_listed_and_decided(lesson_set, tmp_path):
     run = write_waiting(tmp_path / "run")
     code, out, err = lesson_set("waiting", run.root)
@@ -508,7 +523,7 @@ def test_what_waits_is_listed_and_decided(lesson_set, tmp_path):
         assert "no change waits for a person" in lesson_set(action, run.root)[1]
     code, out, _ = lesson_set("versions", run.root)
     assert "approval 2" in out
-    assert newest(run.root).find("L1").text == "Look numbers up, then calculate."
+    assert find_lesson(str(run.root), "L1").text == "Look numbers up, then calculate."
     assert newest(run.root).find("L5") is None
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RunError, UsageError
+from midstream.core.errors import UsageError
 from midstream.lessons.commit import History, Version, read_updates
 from midstream.lessons.gate import Test
 from midstream.lessons.lesson_set import Effect, LessonSet, measured, proven, render_modules
@@ -28,6 +28,7 @@ from midstream.lessons.operations import Operation, applied
 from midstream.runs import RunDirectory
 from midstream.runs.info import utc_now
 from midstream.runs.journal import Journal, OnDamage, Records, appending, raise_damage
+from midstream.runs.lock import is_locked
 
 
 class Approval(Frozen):
@@ -113,13 +114,10 @@ def decide(run: RunDirectory, ids: Sequence[str], verdict: Literal["yes", "no"])
 
 def settle(run: RunDirectory) -> bool:
     """Apply what was approved; false if that is left to the process that is at work in the run."""
-    try:
-        with run.lock():
-            apply(run)
-    except RunError as error:
-        if error.code != "run-in-use":
-            raise
+    if is_locked(run.lock_path):
         return False
+    with run.lock():
+        apply(run)
     return True
 
 

@@ -89,7 +89,8 @@ def size_of(lesson_set: LessonSet) -> str:
 
 def came_from(origin: LessonOrigin) -> str:
     """Who wrote a lesson, and from what."""
-    who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
+    names = {"learned": origin.model or "learned", "person": "a person", "recipe": "the recipe"}
+    who = names.get(origin.source, origin.source)
     parts = [f"{who}, update {origin.update}" if origin.update else who]
     for ids, noun in ((origin.tasks, "task"), (origin.trajectories, "rollout")):
         if ids:

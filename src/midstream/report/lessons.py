@@ -160,7 +160,8 @@ def lead(data: LessonsData) -> str:
     if data.updates:
         planned = counted(data.updates_planned, "update")
         made = planned if len(data.updates) == data.updates_planned else f"{len(data.updates)} of {planned}"
-        found = counts_text(total_fates([record.event.fates for record in data.updates])) or "no change"
+        fates = total_fates([record.event.fates for record in data.updates])
+        found = counts_text(fates).replace("waiting", "left to a person") or "no change"
         sentences = [
             f"The run made {made} of its lesson set and never changed the model.",
             f"It learned from {data.learned_from}.",
@@ -176,6 +177,8 @@ def lead(data: LessonsData) -> str:
         sentences.append(f"With the lessons the agent solves {success}: {sentence(names, pair)}.")
     else:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
+    if count := len(data.said.waiting):
+        sentences.append(f"{counted(count, 'change')} to decide on: midstream lessons waiting {data.run}.")
     if lesson_set.rendered and not lesson_set.proven_for:
         sentences.append("The lesson set as it is was accepted by no test: it is unproven.")
     lost = counts_text(sum((Counter(record.event.left_out) for record in data.updates), Counter()))
@@ -298,8 +301,7 @@ def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
 
 def waiting(said: Approvals) -> list[Block | None]:
     """What waits for a person: each text against the present one, effect, tests and origin; and what is approved."""
-    span, approved = effect_span(said.waiting), " ".join(change.operation.id for change in said.approved)
-    rows, found = list[list[Cell]](), list[Block | None]()
+    span, rows, found = effect_span(said.waiting), list[list[Cell]](), list[Block]()
     for change in said.waiting:
         operation, effect, facts = change.operation, change.effect, dict[str, object]()
         rows.append([operation.id, change.place, operation.kind, "-", "-"])
@@ -315,8 +317,9 @@ def waiting(said: Approvals) -> list[Block | None]:
         title = f"{operation.kind} {operation.id}, {change.place}, update {change.update}"
         found.append(blocks.change(operation.id, title, blocks.difference(change.diff), blocks.facts(facts)))
     names = ("id", "place", "change", "effect (95% interval)", "pairs")
-    said_yes = text(f"approved, in use from the next update: {approved}" if approved else "", "up")
-    return [said_yes, blocks.table("", names, rows, left=3), *found]
+    approved = " ".join(change.operation.id for change in said.approved)
+    later = text(f"approved, in use from the next update: {approved}" if approved else "", "up")
+    return [later, blocks.table("", names, rows, left=3), *found]
 
 
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
@@ -325,9 +328,9 @@ def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
     earlier = list(takewhile(lambda version: version.update < record.step, data.versions))
     before = earlier[-1].lesson_set if earlier else LessonSet()
     tried = [(each.operation, f"refused: {each.refused}", None) for each in record.proposed if each.refused]
-    words = {"pending": ": it is tried again", "waiting": " for a person"}
-    words["accepted"] = "" if record.tests else " without a test"
-    tried += [(each.operation, each.fate + words.get(each.fate, ""), each.effect) for each in record.changes]
+    accepted = "accepted" if record.tests else "accepted without a test"
+    words = {"accepted": accepted, "pending": "pending: it is tried again", "waiting": "left to a person"}
+    tried += [(each.operation, words.get(each.fate, each.fate), each.effect) for each in record.changes]
     found = []
     for operation, fate, effect in tried:
         lesson = before.find(operation.id) if operation.kind != "add" else None
@@ -362,7 +365,7 @@ def updates(data: LessonsData) -> list[Block | None]:
     refused = [f"{count:,} x {reason}" for reason, count in reasons.most_common(_REASONS_SHOWN)]
     return [
         update_table(records),
-        text("groups: all/without contrast/broken; in: accepted; out: rejected, refused", "soft"),
+        text("groups: all/without contrast/broken; in: accepted; out: rejected, refused; wait: a person, too", "soft"),
         text(f"refused: {'; '.join(refused)}" if refused else "", "soft"),
         gate_tests([(record, test) for record in records for test in record.tests][-_ROWS_SHOWN:]),
         *(update_fold(data, record) for record in reversed(records)),
