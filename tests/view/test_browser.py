@@ -19,6 +19,7 @@ import pytest
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Score, Trajectory, Turn, Verdict
 from midstream.lessons.commit import History
 from midstream.runs import RunDirectory
+from midstream.view.bundle import write_runs
 from support.evaluations import write
 from support.learned import write_waiting
 
@@ -191,6 +192,11 @@ def test_a_person_approves_one_change_and_rejects_the_other(open_page: Any, tmp_
             page.locator(".change").nth(left).wait_for(state="detached")
         page.get_by_text("3 lessons in the prompts").first.wait_for()
         page.context.close()  # it would report the end of the server
+    other = write_waiting(tmp_path / "other")
+    write_runs([other.root], other.report_path)
+    page = open_page(f"file://{other.report_path}", viewport={"width": width, "height": 900})
+    assert page.locator(".change .difference").count() == 2
+    assert page.get_by_role("button", name="Approve").count() == 0
     assert [version.by for version in History(run.lessons_dir).all()] == ["start", "learning", "approval"]
 
 

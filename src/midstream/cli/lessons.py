@@ -142,7 +142,8 @@ def decide_on(options: argparse.Namespace) -> int:
     found, applied = decide(run, options.ids, options.verdict)
     ids = [change.operation.id for change in found]
     said = f"{options.action}: {' '.join(ids)}" if ids else "no change waits for a person"
-    later = f"the run at work takes it before its next update or at its end, otherwise midstream resume {options.named}"
+    resume = f"midstream resume {shlex.quote(options.named)}"
+    later = f"the run at work takes it before its next update or at its end, otherwise: {resume}"
     parts = [text(said), text("" if applied else later, "warn")]
     return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": applied}, parts)
 

@@ -89,10 +89,8 @@ def _drawn(block: Block, folds: bool, least: int) -> RenderableType | None:
         case "difference":
             tones = {"+": STYLES["up"], "-": STYLES["down"], "@": STYLES["soft"]}
             return Group(*(Text(visible(line), tones.get(line[:1], "")) for line in block["lines"]))
-        case "change":
+        case "change" | "fold" as kind if folds or kind == "change":
             return Group(plain(block["title"], "bold"), Padding(draw(block["blocks"], folds=folds), _INDENT))
-        case "fold" if folds:
-            return Group(plain(block["title"], "bold"), Padding(draw(block["blocks"], folds=True), _INDENT))
     return None
 
 

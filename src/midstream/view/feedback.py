@@ -25,10 +25,9 @@ Given = dict[str, str]  # {"vote", "note"}
 def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Block:
     """Keep what a person said: `{"part", "id", "vote", "note"}` of a trajectory, or `{"lesson", "vote", "note"}`.
 
-    Or, of a change that waits, `{"lesson", "verdict"}`, "yes" or "no"; then it returns whether that is in force.
-
-    A vote or note that is left out stays as it was. `part` is that of the trajectory. Raises `FormError` for a body of
-    another form, and `UsageError` without the trajectory or lesson.
+    Of a change that waits, `{"lesson", "verdict"}`, "yes" or "no"; it then returns whether that is in force. A vote or
+    note that is left out stays as it was. `part` is that of the trajectory. Raises `FormError` for a body of another
+    form, and `UsageError` without the trajectory, lesson or change.
     """
     from midstream.gateway.forms import FormError
     from midstream.lessons.access import find_lesson
