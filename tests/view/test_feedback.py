@@ -179,16 +179,17 @@ def test_a_person_approves_and_rejects_changes_that_wait(tmp_path: Path) -> None
         [blocks] = [section["blocks"] for section in page["sections"] if section["key"] == "waiting"]
         assert [block["lesson"] for block in blocks if block["kind"] == "change"] == ["L5", "L1"]
         assert blocks[1]["blocks"][0] == {"kind": "difference", "lines": ["+Write <b>units</b> down."]}
-        said = {"lesson": "L5", "verdict": "yes"}
+        said = {"lesson": "L5", "update": 2, "verdict": "yes"}
         assert client.post("run/run/feedback", {**said, "verdict": "perhaps"}, status=400)["code"] == "body-invalid"
-        assert client.post("run/run/feedback", {**said, "lesson": "L9"}, status=404)["code"] == "unknown-name"
+        for other in ({"lesson": "L9"}, {"update": 1}):
+            assert client.post("run/run/feedback", {**said, **other}, status=404)["code"] == "unknown-name"
         path, form = f"{client.base}api/run/run/feedback", {"Content-Type": "application/json"}
         assert client.send(path, method="POST", body=said, headers=form)[0] == 403  # without the page's header
         assert not run.approvals_path.exists() or not run.approvals_path.read_bytes()
         with client.events() as changes:
             assert client.post("run/run/feedback", said) == {"applied": True}
             assert changes.get(timeout=10) == ["run"]
-        assert client.post("run/run/feedback", {"lesson": "L1", "verdict": "no"}) == {"applied": True}
+        assert client.post("run/run/feedback", {**said, "lesson": "L1", "verdict": "no"}) == {"applied": True}
         assert client.post("run/run/feedback", said, status=404)["code"] == "unknown-name"  # it was decided
         assert "waiting" not in {section["key"] for section in client.get("run/run")["page"]["sections"]}
     lessons = {lesson.id: lesson.text for lesson in History(run.lessons_dir).get().lesson_set.lessons}

@@ -126,7 +126,7 @@ function Block({ block, run }) {
     case "code": return <Long block text={block.text} limit={20_000} lines={500} />;
     case "fold": return <Fold title={block.title}><Blocks blocks={block.blocks} run={run} /></Fold>;
     case "difference": return <Difference lines={block.lines} />;
-    case "change": return <Change key={block.lesson} block={block} run={run} />;
+    case "change": return <Change key={`${block.update} ${block.lesson}`} block={block} run={run} />;
     case "cards": return <Cards cards={block.cards} run={run} />;
     case "runs": return <SideBySide block={block} run={run} />;
     default: return <p class="soft">This page does not know blocks of the kind <Text text={block.kind} />.</p>;

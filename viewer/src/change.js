@@ -21,14 +21,14 @@ export const Difference = ({ lines }) => (
 );
 
 export function Change({ block, run }) {
-  const { lesson, title, blocks } = block;
+  const { lesson, update, title, blocks } = block;
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
   const decide = async (verdict, section) => {
     setBusy(true);
     setProblem(null);
     try {
-      const { applied } = await send(run, { lesson, verdict });
+      const { applied } = await send(run, { lesson, update, verdict });
       announce(verdict === "no" ? `${lesson} rejected.` : `${lesson} approved, ${applied ? "in use now" : "in use from the next update"}.`);
       // The card is about to be gone.
       section?.querySelector("h2")?.focus();

@@ -93,15 +93,17 @@ def read_approvals(run: RunDirectory, on_damage: OnDamage = raise_damage) -> App
     )
 
 
-def decide(run: RunDirectory, ids: Sequence[str], verdict: Literal["yes", "no"]) -> tuple[list[Waiting], bool]:
-    """Decide on the waiting changes of these lessons, of all without `ids`.
+def decide(
+    run: RunDirectory, ids: Sequence[str], verdict: Literal["yes", "no"], *, update: int = 0
+) -> tuple[list[Waiting], bool]:
+    """Decide on the waiting changes of these lessons, of all without `ids`; with `update`, of that one alone.
 
     Returns them, and whether that is in force: false where a yes is left to the process that is at work in the run.
     Raises `UsageError` for an id that no waiting change has.
     """
     # Held until it is applied: of two processes the second finds the run unlocked.
     with appending(run.approvals_path):
-        waiting = read_approvals(run).waiting
+        waiting = [change for change in read_approvals(run).waiting if update in (0, change.update)]
         if unknown := set(ids) - {change.operation.id for change in waiting}:
             what = f"no change of {min(unknown)!r} waits in {run.root}: it is decided, or never was one"
             raise UsageError(what, code="unknown-name", fix=f"midstream lessons waiting {shlex.quote(str(run.root))}")

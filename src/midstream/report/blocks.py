@@ -173,9 +173,10 @@ def difference(lines: Sequence[str]) -> Block | None:
     return {"kind": "difference", "lines": list(lines)} if lines else None
 
 
-def change(lesson: str, title: str, *blocks: Block | None) -> Block:
-    """A change that waits for a person's yes or no, with the blocks that speak for it."""
-    return {"kind": "change", "lesson": lesson, "title": title, "blocks": [block for block in blocks if block]}
+def change(asked: tuple[int, str], title: str, *blocks: Block | None) -> Block:
+    """A change that waits for a person's yes or no, by its update and lesson, with the blocks that speak for it."""
+    shown = [block for block in blocks if block]
+    return {"kind": "change", "update": asked[0], "lesson": asked[1], "title": title, "blocks": shown}
 
 
 def fold(title: str, *blocks: Block | None) -> Block | None:

@@ -315,7 +315,8 @@ def waiting(said: Approvals) -> list[Block | None]:
             facts[f"gate, {test.name}"] = f"{what}, evidence {test.evidence:.1f} of {test.needed:.1f}: {test.verdict}"
         facts |= {"from": came_from(operation.origin), "why": operation.origin.why}
         title = f"{operation.kind} {operation.id}, {change.place}, update {change.update}"
-        found.append(blocks.change(operation.id, title, blocks.difference(change.diff), blocks.facts(facts)))
+        asked = change.update, operation.id
+        found.append(blocks.change(asked, title, blocks.difference(change.diff), blocks.facts(facts)))
     names = ("id", "place", "change", "effect (95% interval)", "pairs")
     approved = " ".join(change.operation.id for change in said.approved)
     later = text(f"approved, in use from the next update: {approved}" if approved else "", "up")
