@@ -527,11 +527,6 @@ def _work_in(
     """
     if run is not None and run.status().state == "finished" and not again:
         leave_to_rank_0()
-        if recipe.lessons is not None:
-            from midstream.lessons.approval import settle
-
-            # What was approved while the run wrote its report.
-            settle(run)
         return Run(run)
     trackers = trackers_of(options.get("track", ()))
     trained = RunDirectory.open(Path(asked.run)) if asked and asked.run else None
@@ -647,6 +642,11 @@ def resume(
         raise UsageError(what, code="option-without-effect", fix=fix)
     # A lesson run that a limit ended is finished: other limits may let it continue.
     limited = bool(settings) and recipe.lessons is not None and run.status().message != ""
+    if recipe.lessons is not None and run.status().state == "finished":
+        from midstream.lessons.approval import settle
+
+        # What was approved while the run wrote its report.
+        settle(run)
     return _work_in(run.root, run, recipe, options, again=limited)
 
 

@@ -131,6 +131,27 @@ def test_a_yes_while_the_run_is_at_work_is_used_from_the_next_update(tmp_path):
     assert found["step-000002"] == found["step-000003"] == found["eval-test-T0.7-3"] == {shown}
 
 
+def test_an_interrupted_update_ends_with_the_lessons_that_it_began_with(tmp_path, monkeypatch):
+    with killed_after(monkeypatch, tmp_path / "whole", 10**9) as written:
+        learn(tmp_path / "whole", PERSON, small=MORE)
+    root = tmp_path / "run"
+    begun = written.index("ledger/rollouts.jsonl", written.index("updates.jsonl") + 3) + 1
+    with killed_after(monkeypatch, root, begun):
+        assert dies(root, PERSON, small=MORE)
+    run = RunDirectory(root)
+    for change in read_approvals(run).waiting:
+        said = Approval(update=change.update, lesson=change.operation.id, verdict="yes")
+        Records(run.approvals_path, Approval).append(said)
+    learn(root, PERSON, small=MORE)
+    assert read_updates(run)[:2] == read_updates(RunDirectory(tmp_path / "whole"))[:2]
+    approved = next(version for version in versions(run) if version.by == "approval")
+    found = used(root)
+    assert (found["step-000002"], found["step-000003"]) == (
+        {""},
+        {lessons_digest(render_modules(approved.lesson_set))},
+    )
+
+
 def test_what_is_rejected_never_comes_back(tmp_path):
     root, rejected = tmp_path / "run", []
 
