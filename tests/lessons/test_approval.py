@@ -78,8 +78,8 @@ def test_a_yes_to_all_of_an_update_is_proven_as_if_the_gate_alone_had_decided(ru
     learn(tmp_path / "gated", {"budget.updates": 1})
     [first, *_] = read_updates(run)
     before = [change.operation.id for change in first.changes]
-    decided, applied = decide(run, before[:1], "yes")
-    assert (ids(decided), applied) == (before[:1], True)
+    decided, made = decide(run, before[:1], "yes")
+    assert (ids(decided), [version.by for version in made or ()]) == (before[:1], ["approval"])
     newest = versions(run)[-1]
     assert (newest.by, newest.update, newest.lesson_set.proven_for) == ("approval", 1, "")
     assert ids(decide(run, before[1:], "yes")[0]) == before[1:]
@@ -122,8 +122,8 @@ def test_a_yes_while_the_run_is_at_work_is_used_from_the_next_update(tmp_path):
 
     learn(root, PERSON, small=MORE, listener=listen)
     run = RunDirectory(root)
-    [(changes, applied)] = said
-    assert (len(changes), applied) == (2, False)
+    [(changes, made)] = said
+    assert (len(changes), made) == (2, None)
     approved = next(version for version in versions(run) if version.by == "approval")
     assert approved.operations == tuple(change.operation for change in changes)
     shown, found = lessons_digest(render_modules(approved.lesson_set)), used(root)
@@ -193,8 +193,8 @@ def test_a_yes_that_nothing_has_applied_is_applied_once(run):
     Records(run.approvals_path, Approval).append(said)
     Records(run.approvals_path, Approval).append(said.model_copy(update={"verdict": "no"}))
     assert ids(read_approvals(run).approved) == [change.operation.id]
-    assert settle(run)
-    assert settle(run)
+    assert [version.by for version in settle(run) or ()] == ["approval"]
+    assert settle(run) == []
     assert [version.by for version in versions(run)].count("approval") == 1
     assert read_approvals(run).approved == []
 

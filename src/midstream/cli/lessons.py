@@ -139,13 +139,14 @@ def show_waiting(options: argparse.Namespace) -> int:
 def decide_on(options: argparse.Namespace) -> int:
     """Approve or reject changes that wait."""
     run = RunDirectory.open(Path(options.named))
-    found, applied = decide(run, options.ids, options.verdict)
+    found, made = decide(run, options.ids, options.verdict)
     ids = [change.operation.id for change in found]
     said = f"{options.action}: {' '.join(ids)}" if ids else "no change waits for a person"
     resume = f"midstream resume {shlex.quote(options.named)}"
     later = f"the run at work takes it before its next update or at its end, otherwise: {resume}"
-    parts = [text(said), text("" if applied else later, "warn")]
-    return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": applied}, parts)
+    parts = [text(said), text(later if made is None and options.verdict == "yes" else "", "warn")]
+    parts += [text(f"{run.root}@{version.number}; {version.note}".removesuffix("; ")) for version in made or ()]
+    return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": made is not None}, parts)
 
 
 def roll_back(options: argparse.Namespace) -> int:

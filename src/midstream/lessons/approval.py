@@ -95,10 +95,10 @@ def read_approvals(run: RunDirectory, on_damage: OnDamage = raise_damage) -> App
 
 def decide(
     run: RunDirectory, ids: Sequence[str], verdict: Literal["yes", "no"], *, update: int = 0
-) -> tuple[list[Waiting], bool]:
+) -> tuple[list[Waiting], list[Version] | None]:
     """Decide on the waiting changes of these lessons, of all without `ids`; with `update`, of that one alone.
 
-    Returns them, and whether that is in force: false where a yes is left to the process that is at work in the run.
+    Returns them and what a yes has made; None where that is left to the process at work in the run.
     Raises `UsageError` for an id that no waiting change has.
     """
     # Held until it is applied: of two processes the second finds the run unlocked.
@@ -111,16 +111,15 @@ def decide(
         said = [Approval(update=change.update, lesson=change.operation.id, verdict=verdict) for change in chosen]
         with Journal(run.approvals_path) as journal:
             journal.append_many(said)
-        return chosen, verdict == "no" or settle(run)
+        return chosen, settle(run)
 
 
-def settle(run: RunDirectory) -> bool:
-    """Apply what was approved; false if that is left to the process that is at work in the run."""
+def settle(run: RunDirectory) -> list[Version] | None:
+    """Apply what was approved; None if that is left to the process that is at work in the run."""
     if is_locked(run.lock_path):
-        return False
+        return None
     with run.lock():
-        apply(run)
-    return True
+        return apply(run)
 
 
 def apply(run: RunDirectory) -> list[Version]:

@@ -37,7 +37,7 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Block:
     match body:
         case {"lesson": str(lesson), "update": int(update), "verdict": "yes" | "no" as verdict} if len(body) == 3:
             # Of this update: a page that was not loaded again may show a change of the lesson that is decided.
-            return {"applied": decide(run, [lesson], verdict, update=update)[1]}
+            return {"applied": decide(run, [lesson], verdict, update=update)[1] is not None}
     known = ("part", "id", "lesson", "vote", "note")
     if (
         not isinstance(body, dict)
