@@ -10,7 +10,10 @@ import time
 
 import pytest
 
+from midstream.core.agent import lessons_digest
+from midstream.lessons.approval import read_approvals
 from midstream.lessons.commit import History, read_updates
+from midstream.lessons.lesson_set import render_modules
 from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
@@ -115,6 +118,32 @@ def test_a_real_kill_through_real_servers_with_faults(tmp_path, records):
         kill_and_compare(tmp_path, changes | served, records)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
+def test_a_real_kill_while_changes_wait_for_a_person(tmp_path):
+    """Nothing is used without a yes; one by command is used by the resumed process."""
+    changes = {**SMALL, "lessons.approval": '"person"', "rollout.concurrency": 8, "tasks.test": 20}
+    with served_workshop(changes) as served:
+        kill_and_compare(tmp_path, changes | served, (5, 50, 15))
+        for name in ("whole", "killed"):
+            assert read_approvals(RunDirectory(tmp_path / name)).waiting
+            shown = {
+                one.lessons
+                for part, found in trajectories(tmp_path / name).items()
+                if "gate" not in part
+                for one in found
+            }
+            assert shown == {""}
+        first, root = read_updates(RunDirectory(tmp_path / "whole"))[0], tmp_path / "later"
+        killed_with_nine(["train", str(tmp_path / "recipe.toml"), "--out", str(root)], root, "updates.jsonl")
+        run_to_the_end(["lessons", "approve", str(root)])
+        approved = History(root / "lessons").get()
+        assert (approved.by, len(approved.operations)) == ("approval", len(first.changes))
+        run_to_the_end(["resume", str(root)])
+        shown = {one.lessons for one in trajectories(root)["step-000002"]}
+        assert shown == {lessons_digest(render_modules(approved.lesson_set))}
+
+
 def kill_and_compare(tmp_path, changes, records):
     recipe = load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()])
     path = tmp_path / "recipe.toml"
@@ -157,8 +186,10 @@ def run_to_the_end(words):
 
 
 def killed_with_nine(words, root, records):
-    """Kill the process once so many more rollouts, replies and updates are on disk; false if it ended first."""
+    """Kill the process once so many more records are on disk, or the file has one; false if it ended first."""
     journals = [root / "ledger/rollouts.jsonl", root / "ledger/replies.jsonl", root / "updates.jsonl"]
+    if isinstance(records, str):
+        journals, records = [root / records], 1
 
     def size():
         return sum(path.read_bytes().count(b"\n") for path in journals if path.exists())

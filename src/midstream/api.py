@@ -642,6 +642,11 @@ def resume(
         raise UsageError(what, code="option-without-effect", fix=fix)
     # A lesson run that a limit ended is finished: other limits may let it continue.
     limited = bool(settings) and recipe.lessons is not None and run.status().message != ""
+    if recipe.lessons is not None and run.status().state == "finished":
+        from midstream.lessons.approval import settle
+
+        # What was approved while the run wrote its report.
+        settle(run)
     return _work_in(run.root, run, recipe, options, again=limited)
 
 

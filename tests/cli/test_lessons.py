@@ -9,20 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from midstream import api
 from midstream.cli.main import main
 from midstream.core.agent import lessons_digest
 from midstream.core.errors import UsageError
-from midstream.lessons.access import editable_lessons, history, read
+from midstream.lessons.access import editable_lessons, find_lesson, history, read
 from midstream.lessons.commit import History
 from midstream.lessons.editing import to_draft, to_json
-from midstream.lessons.lesson_set import Bundle, Effect, Lesson, LessonSet, identity, proven, render_modules
+from midstream.lessons.lesson_set import (
+    Bundle,
+    Effect,
+    Lesson,
+    LessonOrigin,
+    LessonSet,
+    identity,
+    proven,
+    render_modules,
+)
 from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream_worlds.simulated import SimulatedEngine
 from midstream_worlds.workshop.models import make_rules
 from support.errors import coded, printed
-from support.learned import LESSONS, write_run
+from support.learned import LESSONS, write_run, write_waiting
 from support.lesson_sets import marked
 
 PROVEN = proven(LESSONS, "scripted (0123456789ab)")
@@ -478,3 +488,52 @@ def test_a_dry_run_says_how_much_it_would_take(lesson_set, workshop, tmp_path):
     assert code == 0
     assert out.endswith("# At most 320 rollouts to test the lesson set, 192 for its lessons")
     assert path.read_text() == to_json(workshop[0])
+
+
+# --- what waits for a person ------------------------------------------------------------------------------------------
+
+
+def test_a_text_of_the_recipe_is_shown(lesson_set, tmp_path):
+    text = Lesson(id="L1", module="planner.prompt", text="Plan.", origin=LessonOrigin(source="recipe"))
+    (tmp_path / "l.json").write_text(to_json(LessonSet(lessons=(text,))))
+    assert "L1 Plan. the recipe" in lesson_set("show", tmp_path / "l.json")[1]
+
+
+def test_what_waits_is_listed_and_decided(lesson_set, tmp_path):
+    run = write_waiting(tmp_path / "run")
+    code, out, err = lesson_set("waiting", run.root)
+    assert (code, err) == (0, "")
+    for part in (
+        "L5 planner add +5.0 (+1.0 to +9.0) 32",
+        "-Look numbers up before you calculate. +Look numbers up, then calculate.",
+        "gate, whole 2 changes together, +10.0",
+        "units were lost",
+    ):
+        assert part in out, part
+    listed = json.loads(lesson_set("waiting", run.root, "--json")[1])
+    assert [(each["operation"]["id"], each["place"], each["diff"][-1][0]) for each in listed] == [
+        ("L5", "planner", "+"), ("L1", "planner", "+"),
+    ]  # fmt: skip
+    code, _, err = lesson_set("approve", run.root, "L9")
+    assert (code, "unknown-name" in err) == (2, True)
+    assert lesson_set("approve", run.root, "L1")[:2] == (0, f"approve: L1 {run.root}@3")
+    code, out, _ = lesson_set("reject", run.root)
+    assert (code, out) == (0, "reject: L5")
+    for action in ("waiting", "approve", "reject"):
+        assert "no change waits for a person" in lesson_set(action, run.root)[1]
+    code, out, _ = lesson_set("versions", run.root)
+    assert "approval 2" in out
+    assert find_lesson(str(run.root), "L1").text == "Look numbers up, then calculate."
+    assert newest(run.root).find("L5") is None
+
+
+def test_a_yes_is_left_to_a_run_at_work_or_to_its_resumption(lesson_set, tmp_path, monkeypatch):
+    run = write_waiting(tmp_path / "run")
+    with run.lock():
+        code, out, _ = lesson_set("approve", run.root)
+        assert (code, "the run at work takes it before its next update or at its end" in out) == (0, True)
+        assert len(history(run.root).all()) == 2
+    api.resume(run.root)
+    assert [version.by for version in history(run.root).all()][2:] == ["approval"]
+    assert newest(run.root).find("L5")
+    assert run.evaluations.read() == []  # as after an edit

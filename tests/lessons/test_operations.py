@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -158,6 +159,41 @@ def test_a_repetition_inside_a_batch_is_found():
 
 def test_another_module_may_have_the_same_lesson():
     assert refusal(add("Look numbers up first.", "executor")) == ""
+
+
+def test_what_waits_for_a_person_or_was_rejected_is_not_proposed_again():
+    """Nor a second change of a lesson while one waits; a rejected change of it leaves others sound."""
+    places = ("planner", "executor", "planner.prompt")
+    prompt = Lesson(id="L3", module="planner.prompt", text="Plan {query}.")
+    lesson_set = LessonSet(lessons=(Lesson(id="L1", text="look first"), Lesson(id="L2", text="guess"), prompt))
+    decided = [
+        add("write the units down", "planner", id="L7"),
+        Operation(kind="modify", id="L3", text="Plan {query} well.", module="planner.prompt"),
+        Operation(kind="delete", id="L2"),
+    ]
+    proposed = {
+        "near": add("Write the units down!", "planner"),
+        "elsewhere": add("write the units down", "executor"),
+        "same": decided[1],
+        "other": Operation(kind="modify", id="L3", text="Plan {query} twice.", module="planner.prompt"),
+        "delete": Operation(kind="delete", id="L2", origin=LessonOrigin(update=4)),
+        "modify": Operation(kind="modify", id="L2", text="never guess"),
+        "named": add("count the clasps", "planner", id="L7"),
+    }
+
+    def refused(rules: Rules) -> dict[str, str]:
+        found = {name: screened(lesson_set, [one], rules)[1][0].refused for name, one in proposed.items()}
+        return {name: why for name, why in found.items() if why}
+
+    rules = replace(STRICT, modules=places)
+    assert refused(rules) == {}
+    names = {"near": "L7", "same": "L3", "other": "L3", "delete": "L2", "modify": "L2"}
+    assert refused(replace(rules, waiting=decided)) == {
+        name: f"like {lesson}, which waits for a person" for name, lesson in names.items()
+    }
+    assert refused(replace(rules, rejected=decided)) == {
+        name: f"like {names[name]}, which a person rejected" for name in ("near", "same", "delete")
+    }
 
 
 def test_the_opposite_of_a_lesson_is_no_repetition():

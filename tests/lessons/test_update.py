@@ -9,6 +9,7 @@ import pytest
 from midstream.core.errors import InfrastructureError
 from midstream.core.tool import RunProgress
 from midstream.lessons import update as update_room
+from midstream.lessons.approval import Approvals
 from midstream.lessons.gate import ChangeRecord, Decision
 from midstream.lessons.gate import Test as Tested
 from midstream.lessons.ledger import Ledger
@@ -65,7 +66,7 @@ def updated(monkeypatch, answers, decide=None, *, before=BEFORE, pending=(), pro
         seed=1,
         identity="the agent",
     )
-    return asyncio.run(asyncio.wait_for(made.update(2, before, pending, 5), timeout=30))
+    return asyncio.run(asyncio.wait_for(made.update(2, before, pending, 5, Approvals()), timeout=30))
 
 
 def test_an_accepted_change_is_proven_and_has_its_effect(monkeypatch):

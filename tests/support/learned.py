@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from midstream.lessons.commit import History
+from midstream.core.metrics import Spent, ToolUse
+from midstream.lessons.commit import History, UpdateRecord
+from midstream.lessons.gate import ChangeRecord, Test
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet
+from midstream.lessons.operations import Operation
 from midstream.recipe.check import resolve
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
+from midstream.runs.journal import Records
 
 RECIPE = """
 extends = "gazetteer-prompted"
@@ -81,4 +85,20 @@ def write_run(
     for place, lesson_set in enumerate(versions):
         history.add(lesson_set, by="learning" if place else "start", update=place)
     run.set_status("finished")
+    return run
+
+
+def write_waiting(root: Path) -> RunDirectory:
+    """A finished run of which a new lesson and a change of L1 wait for a person, in `root`."""
+    run, origin = write_run(root), LessonOrigin(update=2, tasks=("t3",), model="scripted", why="units were lost")
+    effect = Effect(mean=0.05, interval=(0.01, 0.09), pairs=32)
+    add = Operation(kind="add", id="L5", module="planner", text="Write <b>units</b> down.", origin=origin)
+    modify = Operation(kind="modify", id="L1", module="planner", text="Look numbers up, then calculate.", origin=origin)
+    test = Test(name="whole", changes=(0, 1), pairs=64, mean=0.1, evidence=5.1, needed=4.8, verdict="better")
+    record = UpdateRecord(
+        step=2, epoch=1, tasks=("t3",), groups=1, uniform=0, mean_reward=0.5, turns_mean=2.0, tool_use=ToolUse(),
+        changes=tuple(ChangeRecord(operation=each, fate="waiting", effect=effect) for each in (add, modify)),
+        tests=(test,), version=2, lessons=2, spent=Spent(),
+    )  # fmt: skip
+    Records(run.updates_path, UpdateRecord).append(record)
     return run

@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Score, Trajectory, Turn, Verdict
+from midstream.lessons.commit import History
 from midstream.runs import RunDirectory
+from midstream.view.bundle import write_runs
 from support.evaluations import write
+from support.learned import write_waiting
 
 EVIL = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> javascript:alert(1) \x1b[31m"
@@ -173,6 +176,28 @@ def test_a_person_says_which_answer_is_better_by_keys_and_takes_it_back(open_pag
         page.get_by_role("link", name="To the comparison").click()
         page.get_by_text("of 1 task (exact 95% interval").wait_for()
         page.context.close()  # it would report the end of the server
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_person_approves_one_change_and_rejects_the_other(open_page: Any, tmp_path: Path, width: int):
+    run = write_waiting(tmp_path / "run")
+    with viewing(run.root) as address:
+        page = open_page(f"{address}#/run", viewport={"width": width, "height": 900})
+        page.get_by_text("+5.0 (+1.0 to +9.0) points, 32 pairs").first.wait_for()
+        assert page.locator(".difference .added").first.inner_text().split("\n")[-1] == "Write <b>units</b> down."
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert serious(page) == []
+        for verdict, left in (("Approve", 1), ("Reject", 0)):
+            page.get_by_role("button", name=verdict).first.click()
+            page.locator(".change").nth(left).wait_for(state="detached")
+        page.get_by_text("3 lessons in the prompts").first.wait_for()
+        page.context.close()  # it would report the end of the server
+    other = write_waiting(tmp_path / "other")
+    write_runs([other.root], other.report_path)
+    page = open_page(f"file://{other.report_path}", viewport={"width": width, "height": 900})
+    assert page.locator(".change .difference").count() == 2
+    assert page.get_by_role("button", name="Approve").count() == 0
+    assert [version.by for version in History(run.lessons_dir).all()] == ["start", "learning", "approval"]
 
 
 def test_an_expression_filters_when_it_is_entered(address: str, open_page: Any):

@@ -14,9 +14,10 @@ import pytest
 from midstream.cli.main import main
 from midstream.evaluation.estimates import exact_interval
 from midstream.lessons import feedback
+from midstream.lessons.commit import History
 from midstream.runs.feedback import add_feedback, read_feedback
 from support.evaluations import write
-from support.learned import write_run
+from support.learned import write_run, write_waiting
 from support.viewing import viewing
 
 PART = "step-000001"
@@ -169,3 +170,29 @@ def test_a_person_chooses_between_answers_without_names(tmp_path: Path, capsys: 
     assert f"a person preferred B to A on {len(right)} of 3 tasks (exact 95% interval" in words
     assert "A person's preference, not the reward." in words
     assert read_feedback(first) == {}
+
+
+def test_a_person_approves_and_rejects_changes_that_wait(tmp_path: Path) -> None:
+    run = write_waiting(tmp_path / "run")
+    with viewing(run.root) as client:
+        page = client.get("run/run")["page"]
+        [blocks] = [section["blocks"] for section in page["sections"] if section["key"] == "waiting"]
+        assert [block["lesson"] for block in blocks if block["kind"] == "change"] == ["L5", "L1"]
+        assert blocks[1]["blocks"][0] == {"kind": "difference", "lines": ["+Write <b>units</b> down."]}
+        said = {"lesson": "L5", "update": 2, "verdict": "yes"}
+        assert client.post("run/run/feedback", {**said, "verdict": "perhaps"}, status=400)["code"] == "body-invalid"
+        for other in ({"lesson": "L9"}, {"update": 1}):
+            assert client.post("run/run/feedback", {**said, **other}, status=404)["code"] == "unknown-name"
+        path, form = f"{client.base}api/run/run/feedback", {"Content-Type": "application/json"}
+        assert client.send(path, method="POST", body=said, headers=form)[0] == 403  # without the page's header
+        assert not run.approvals_path.exists() or not run.approvals_path.read_bytes()
+        with client.events() as changes:
+            assert client.post("run/run/feedback", said) == {"applied": True}
+            assert changes.get(timeout=10) == ["run"]
+        assert client.post("run/run/feedback", {**said, "lesson": "L1", "verdict": "no"}) == {"applied": True}
+        assert client.post("run/run/feedback", said, status=404)["code"] == "unknown-name"  # it was decided
+        assert "waiting" not in {section["key"] for section in client.get("run/run")["page"]["sections"]}
+    lessons = {lesson.id: lesson.text for lesson in History(run.lessons_dir).get().lesson_set.lessons}
+    assert lessons["L5"] == "Write <b>units</b> down."
+    assert lessons["L1"] == "Look numbers up before you calculate."
+    assert read_feedback(run.root) == {}

@@ -1,6 +1,7 @@
 // Draws the blocks of a page, which midstream/report/blocks.py makes. All their text is plain text.
 import { address } from "./address.js";
 import { Cards } from "./cards.js";
+import { Change, Difference } from "./change.js";
 import { Chart } from "./chart.js";
 import { Fold } from "./fold.js";
 import { IntervalMark, Spark } from "./marks.js";
@@ -82,7 +83,7 @@ const Facts = ({ facts }) => (
     {facts.map(([name, value], index) => (
       <div key={index}>
         <dt><Text text={name} /></dt>
-        <dd><Long text={value?.text ?? String(value)} tone={value?.tone ?? ""} limit={600} /></dd>
+        <dd><Long text={value?.text ?? String(value)} tone={value?.tone ?? ""} limit={600} />{value?.interval && <IntervalMark {...value.interval} />}</dd>
       </div>
     ))}
   </dl>
@@ -124,6 +125,8 @@ function Block({ block, run }) {
     case "facts": return <Facts facts={block.facts} />;
     case "code": return <Long block text={block.text} limit={20_000} lines={500} />;
     case "fold": return <Fold title={block.title}><Blocks blocks={block.blocks} run={run} /></Fold>;
+    case "difference": return <Difference lines={block.lines} />;
+    case "change": return <Change key={`${block.update} ${block.lesson}`} block={block} run={run} />;
     case "cards": return <Cards cards={block.cards} run={run} />;
     case "runs": return <SideBySide block={block} run={run} />;
     default: return <p class="soft">This page does not know blocks of the kind <Text text={block.kind} />.</p>;

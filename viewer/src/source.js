@@ -71,7 +71,7 @@ async function post(path, body) {
   return readAnswer(await fetch(`api/${path}`, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
-/** Keep a vote or a note in the run. */
+/** Keep a vote, a note, or a yes or no to a change that waits. */
 export const vote = (run, body) => post(`${paths.run(run)}/feedback`, body);
 
 /** Keep which of two answers is better; resolves to the next question. */

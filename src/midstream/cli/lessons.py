@@ -20,6 +20,7 @@ from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.lessons.access import EditableLessons, editable_lessons, history, read
+from midstream.lessons.approval import decide, read_approvals
 from midstream.lessons.editing import edited, to_draft, to_json
 from midstream.lessons.lesson_set import LessonSet, render_modules, split
 from midstream.lessons.operations import Rules, diff
@@ -34,8 +35,10 @@ from midstream.recipe.prompts import formats, prompts_of
 from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import diff_blocks, lesson_set_blocks, size_of, validation_blocks, versions_table
+from midstream.report.lessons import waiting
 from midstream.report.numbers import spent_text
 from midstream.report.progress import progress
+from midstream.runs import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number", type=int, metavar="VERSION", help="its number, as `versions` lists them"
     )
     action("edit", edit_lessons, "change lessons in an editor ($VISUAL, $EDITOR)", changed)
+
+    action("waiting", show_waiting, "changes that passed the gate and wait for a person", "lesson run", "RUN")
+    for name, verdict in (("approve", "yes"), ("reject", "no")):
+        made = action(name, decide_on, f"say {verdict} to changes that wait", "lesson run", "RUN")
+        made.add_argument("ids", nargs="*", metavar="ID", help="of a lesson (default: all that wait)")
+        made.set_defaults(verdict=verdict)
 
     text = "the prompts with these lessons, for a program without midstream"
     made = action("export", export_prompts, text, "a lesson or training run, or a recipe", "RUN")
@@ -118,6 +127,26 @@ def show_diff(options: argparse.Namespace) -> int:
     found = diff(read(options.named), read(options.other))
     shown = diff_blocks(found, f"{options.named} and {options.other} hold the same lessons")
     return shared.show(options, found.model_dump(mode="json"), shown)
+
+
+def show_waiting(options: argparse.Namespace) -> int:
+    """Print the changes that wait for a person, each with its text against the present one."""
+    said = read_approvals(RunDirectory.open(Path(options.named)))
+    parts = waiting(said) if said.waiting else [text("no change waits for a person", "soft")]
+    return shared.show(options, [change.model_dump(mode="json") for change in said.waiting], parts)
+
+
+def decide_on(options: argparse.Namespace) -> int:
+    """Approve or reject changes that wait."""
+    run = RunDirectory.open(Path(options.named))
+    found, made = decide(run, options.ids, options.verdict)
+    ids = [change.operation.id for change in found]
+    said = f"{options.action}: {' '.join(ids)}" if ids else "no change waits for a person"
+    resume = f"midstream resume {shlex.quote(options.named)}"
+    later = f"the run at work takes it before its next update or at its end, otherwise: {resume}"
+    parts = [text(said), text(later if made is None and options.verdict == "yes" else "", "warn")]
+    parts += [text(f"{run.root}@{version.number}; {version.note}".removesuffix("; ")) for version in made or ()]
+    return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": made is not None}, parts)
 
 
 def roll_back(options: argparse.Namespace) -> int:

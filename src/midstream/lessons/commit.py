@@ -44,8 +44,8 @@ class UpdateRecord(Frozen):
     left out, `failed` the ids of rollouts that ended in an error to its text. `proposed` holds every operation that a
     role asked for with its outcome, and pending ones that are no longer sound; `changes` those that went to the gate,
     among them the pending ones of the update before. `bisect_pairs` of random halves had a result on both sides,
-    `bisect_left_out` had not. `unreadable` are replies that stayed unusable, each with its role and task. `version` is
-    the lesson set's after the update, `spent` everything that the run had used by its end.
+    `bisect_left_out` had not. All rollouts are of `agent`. `unreadable` are replies that stayed unusable, each with its
+    role and task. `version` is the lesson set's after the update, `spent` everything that the run had used by its end.
     """
 
     step: int
@@ -61,6 +61,7 @@ class UpdateRecord(Frozen):
     proposed: tuple[OperationOutcome, ...] = ()
     changes: tuple[ChangeRecord, ...] = ()
     tests: tuple[Test, ...] = ()
+    agent: str = ""
     bisect_pairs: int = 0
     bisect_left_out: int = 0
     unreadable: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class UpdateRecord(Frozen):
             # Keeping a lesson is not a change.
             proposed=sum(outcome.operation.kind != "keep" for outcome in self.proposed),
             fates={
-                **{fate: found[fate] for fate in ("accepted", "rejected", "pending")},
+                **{fate: found[fate] for fate in ("accepted", "rejected", "pending", "waiting")},
                 "refused": sum(bool(outcome.refused) for outcome in self.proposed),
             },
             left_out={
@@ -193,7 +194,7 @@ class Version(Frozen):
     """One version of a lesson set.
 
     `parent` is the version before it (of a rollback the one that it left), `update` the run's update that made it, 0 if
-    none did; `by`: "learning", "edit", "rollback", "merge", "import", "start".
+    none did; `by`: "learning", "approval" (of what `update` found), "edit", "rollback", "merge", "import", "start".
     """
 
     number: int

@@ -43,7 +43,7 @@ from midstream.lessons.lesson_set import Bundle, Effect, LessonSet, tokens
 from midstream.lessons.operations import Operation, applied
 from midstream.lessons.settings import GateConfig
 
-Fate = Literal["accepted", "rejected", "pending"]
+Fate = Literal["accepted", "rejected", "pending", "waiting"]
 TestName = Literal["whole", "kept", "leaner"]
 TESTS = 2  # of an update at most, and one more where a change saves tokens
 _FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
@@ -77,7 +77,10 @@ class Test(Frozen):
 
 
 class ChangeRecord(Frozen):
-    """One change that was tested, or accepted without a test, with its fate and its measured effect."""
+    """One change that was tested, or accepted without a test, with its fate and its measured effect.
+
+    "waiting": it was accepted, and is used once a person approves it (`approval.py`).
+    """
 
     operation: Operation
     fate: Fate

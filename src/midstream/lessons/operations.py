@@ -66,13 +66,16 @@ class Rules:
 
     `repeats`: a text may be near another of its module, as a person may want it. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
-    so a delete makes no room for an add of the same batch.
+    so a delete makes no room for an add of the same batch. Nothing is sound that is like a change that is `waiting` for
+    a person, or of its lesson, or like one that a person `rejected`.
     """
 
     modules: Sequence[str]
     max_tokens: int | None = None
     lesson_tokens: int | None = None
     repeats: bool = True
+    waiting: Sequence[Operation] = ()
+    rejected: Sequence[Operation] = ()
     guards: Sequence[Guard] = ()
     lesson_guards: Sequence[Guard] = ()
     subsets: bool = True
@@ -133,6 +136,8 @@ class _Screen:
             operation = operation.model_copy(update={"module": module})
         operation = operation.model_copy(update={"text": fitted(module, operation.text)})
         after, refused = None, ""
+        if operation.kind != "keep" and (refused := self._held(operation)):
+            return OperationOutcome(operation=operation, refused=refused)
         if operation.kind == "add":
             if not (refused := self._unsound(operation, None)):
                 # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
@@ -198,6 +203,22 @@ class _Screen:
         if rules.max_tokens is not None and growth > 0 and self._size + growth > rules.max_tokens:
             return f"the lesson set is full: {self._size} of {rules.max_tokens} tokens, this needs {growth} more"
         return ""
+
+    def _held(self, operation: Operation) -> str:
+        """Why a decision of a person, or one that is to come, keeps the operation out; "" if none does."""
+
+        def like(other: Operation) -> bool:
+            if "delete" in (operation.kind, other.kind):
+                return (operation.kind, operation.id) == (other.kind, other.id)
+            if kind_of(other.module) == "text":
+                return (operation.module, operation.text) == (other.module, other.text)
+            return operation.module == other.module and ngram_similarity(operation.text, other.text) >= NEAR
+
+        for change in self.rules.waiting:
+            # An add has no id yet, or that of a model.
+            if like(change) or (operation.kind != "add" and operation.id == change.id):
+                return f"like {change.id}, which waits for a person"
+        return next((f"like {each.id}, which a person rejected" for each in self.rules.rejected if like(each)), "")
 
     def _twin(self, operation: Operation) -> Lesson | None:
         """A lesson with the same content: of the same module, or a vetoed one, which binds models and not people."""

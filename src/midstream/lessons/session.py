@@ -28,6 +28,7 @@ from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
+from midstream.lessons.approval import apply, read_approvals
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
 from midstream.lessons.feedback import required
 from midstream.lessons.lesson_set import LessonSet, render_modules
@@ -162,9 +163,12 @@ class LessonsSession(Session):
 
     async def step(self, step: int) -> None:
         """Make one update of the newest lesson set, and commit it."""
-        before = self.committer.history.get()
+        # An interrupted update keeps the lessons that its rollouts had.
+        if not self.committer.ledger.kept(f"step-{step}"):
+            apply(self.run_directory)
+        before, said = self.committer.history.get(), read_approvals(self.run_directory)
         pending = self.updates[-1].pending if self.updates else ()
-        made = await self.lessons.update(step, before.lesson_set, pending, before.number + 1)
+        made = await self.lessons.update(step, before.lesson_set, pending, before.number + 1, said)
         self.committer.commit(made)
         # An evaluation that was interrupted after an earlier update is not continued.
         self.store.retain(lambda name, failed: False)
@@ -177,8 +181,18 @@ class LessonsSession(Session):
     async def finish(self) -> None:
         """Evaluate with the newest lesson set, unless there was no update."""
         self.budget.release()
+        self.take_approvals()
         if self.updates and self.parts.evaluation.at != "none":
             await self._evaluate(WITH, len(self.updates))
+        # What was approved meanwhile.
+        apply(self.run_directory)
+
+    def take_approvals(self) -> None:
+        """Apply what was approved, and say what waits."""
+        apply(self.run_directory)
+        if count := len(read_approvals(self.run_directory).waiting):
+            words = "1 change waits" if count == 1 else f"{count} changes wait"
+            self.note(f"{words} for a person: midstream lessons waiting {shlex.quote(str(self.run_directory.root))}")
 
     async def _evaluate(self, policy: str, step: int) -> None:
         """Evaluate every set at every temperature, without lessons or with the newest lesson set."""

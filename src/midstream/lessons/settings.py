@@ -105,6 +105,7 @@ class LessonsConfig(Settings):
         merger: replaces `reflector` for this role
         limits: see `lessons.limits`
         gate: see `lessons.gate`
+        approval: `gate`, or `person`: what the gate accepts also waits for a person's yes
         feedback: the file in which an installed package (midstream-extra: votes) keeps feedback, which refuses lessons
         start: the first lesson set: a lesson run or a file
         shuffle_rewards: a control: all rewards are permuted at random
@@ -128,6 +129,7 @@ class LessonsConfig(Settings):
     merger: RoleConfig | None = None
     limits: LessonLimits = LessonLimits()
     gate: GateConfig = GateConfig()
+    approval: Literal["gate", "person"] = "gate"
     feedback: Path | None = None
     start: Path | None = None
     shuffle_rewards: bool = False

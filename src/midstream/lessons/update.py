@@ -24,6 +24,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.texts import kind_of
 from midstream.core.tool import RunProgress
+from midstream.lessons.approval import Approvals
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
 from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
@@ -82,8 +83,12 @@ class LessonLearner:
         label = "optimiser"  # of seeds, as in runs that exist  # words: allow
         self.reflector = Reflector(config, engines, ledger, derive_seed(seed, label))
 
-    async def update(self, step: int, lesson_set: LessonSet, pending: Sequence[Operation], version: int) -> MadeUpdate:
+    async def update(
+        self, step: int, lesson_set: LessonSet, pending: Sequence[Operation], version: int, said: Approvals
+    ) -> MadeUpdate:
         """Make update number `step`, from 1; `version` is the number that its lesson set gets if it changes.
+
+        What people `said` keeps changes out.
 
         Raises:
             InfrastructureError: every rollout of the batch, or of a block of the gate, failed.
@@ -98,6 +103,8 @@ class LessonLearner:
             max_tokens=self.config.limits.max_tokens,
             lesson_tokens=LESSON_TOKENS,
             repeats=False,
+            waiting=[change.operation for change in (*said.waiting, *said.approved)],
+            rejected=[change.operation for change in said.rejected],
             guards=guards,
             lesson_guards=self._leak,
             subsets=self.config.gate.enabled,
@@ -131,6 +138,7 @@ class LessonLearner:
                 proposed=(*outcomes[len(pending) :], *proposal.left_out, *no_longer_sound),
                 changes=decision.changes,
                 tests=decision.tests,
+                agent=self.identity,
                 bisect_pairs=decision.bisect_pairs,
                 bisect_left_out=decision.bisect_left_out,
                 unreadable=tuple(proposal.unreadable),
@@ -188,6 +196,12 @@ class LessonLearner:
             # As in the paper, every sound change is accepted.
             records = tuple(ChangeRecord(operation=change, fate="accepted") for change in changes)
             decision = Decision(lesson_set=applied(moved, changes), changes=records, tests=())
+        if self.config.approval == "person":
+            records = tuple(
+                change.model_copy(update={"fate": "waiting"}) if change.fate == "accepted" else change
+                for change in decision.changes
+            )
+            decision = replace(decision, lesson_set=moved, changes=records)
         effects = {
             change.operation.id: change.effect
             for change in decision.changes

@@ -106,6 +106,7 @@ class BothSession(Session):
     async def finish(self) -> None:
         """Export the weights, and evaluate them with the newest lesson set, and without."""
         self.finishing = True
+        self.texts.take_approvals()
         parts = self.weights.parts
         await self.weights.finish()
         if not self.lessons_at(1) or parts.evaluation.at == "none":

@@ -168,6 +168,17 @@ def code(words: str) -> Block | None:
     return {"kind": "code", "text": words} if words.strip() else None
 
 
+def difference(lines: Sequence[str]) -> Block | None:
+    """The lines of a unified diff."""
+    return {"kind": "difference", "lines": list(lines)} if lines else None
+
+
+def change(asked: tuple[int, str], title: str, *blocks: Block | None) -> Block:
+    """A change that waits for a person's yes or no, by its update and lesson, with the blocks that speak for it."""
+    shown = [block for block in blocks if block]
+    return {"kind": "change", "update": asked[0], "lesson": asked[1], "title": title, "blocks": shown}
+
+
 def fold(title: str, *blocks: Block | None) -> Block | None:
     """Blocks that are folded until they are opened."""
     kept = [block for block in blocks if block]

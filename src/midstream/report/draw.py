@@ -86,8 +86,11 @@ def _drawn(block: Block, folds: bool, least: int) -> RenderableType | None:
                 facts = (Text(visible(fact), "dim") for fact in card["facts"])
                 rows.append((Text(visible(card["id"])), Group(words, *facts)))
             return fields(rows, style="bold")
-        case "fold" if folds:
-            return Group(plain(block["title"], "bold"), Padding(draw(block["blocks"], folds=True), _INDENT))
+        case "difference":
+            tones = {"+": STYLES["up"], "-": STYLES["down"], "@": STYLES["soft"]}
+            return Group(*(Text(visible(line), tones.get(line[:1], "")) for line in block["lines"]))
+        case "change" | "fold" as kind if folds or kind == "change":
+            return Group(plain(block["title"], "bold"), Padding(draw(block["blocks"], folds=folds), _INDENT))
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from midstream.lessons.approval import Waiting
 from midstream.lessons.commit import Version
 from midstream.lessons.gate import ChangeRecord
 from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet, size
@@ -63,7 +64,7 @@ def lesson_card(
     return blocks.card(lesson.id, lesson.text, said, struck=struck, interval=drawn, blocks=more, vote=vote)
 
 
-def effect_span(measured: Sequence[Lesson | ChangeRecord]) -> float:
+def effect_span(measured: Sequence[Lesson | ChangeRecord | Waiting]) -> float:
     """The half-width of an axis that the effects of all lessons or changes fit on."""
     return span_of((each.effect.mean, each.effect.interval) for each in measured if each.effect)
 
@@ -88,7 +89,8 @@ def size_of(lesson_set: LessonSet) -> str:
 
 def came_from(origin: LessonOrigin) -> str:
     """Who wrote a lesson, and from what."""
-    who = {"learned": origin.model or "learned", "person": "a person"}.get(origin.source, origin.source)
+    names = {"learned": origin.model or "learned", "person": "a person", "recipe": "the recipe"}
+    who = names.get(origin.source, origin.source)
     parts = [f"{who}, update {origin.update}" if origin.update else who]
     for ids, noun in ((origin.tasks, "task"), (origin.trajectories, "rollout")):
         if ids:

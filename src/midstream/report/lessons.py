@@ -16,6 +16,7 @@ from midstream.components.tables import validate
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.evaluation.pairs import Evaluated, Paired, compare
+from midstream.lessons.approval import Approvals, read_approvals
 from midstream.lessons.commit import History, UpdateRecord, Version, read_updates
 from midstream.lessons.gate import Test
 from midstream.lessons.lesson_set import Lesson, LessonSet
@@ -41,7 +42,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, read_spent
 from midstream.runs.journal import skip_damage, warn_of_damage
 
-FATES = {"accepted": 3, "pending": 5, "rejected": blocks.BAD, "refused": 8}  # with their colors
+FATES = {"accepted": 3, "waiting": 2, "pending": 5, "rejected": blocks.BAD, "refused": 8}  # with their colors
 _ROWS_SHOWN = 24  # of updates and tests: the newest
 _REASONS_SHOWN = 6  # why changes were refused, the most frequent
 _CARDS_SHOWN = 25
@@ -75,6 +76,7 @@ class LessonsData:
     notes: Sequence[str] = ()
     spent: Spent
     costs: Mapping[tuple[str, str], Spent]
+    said: Approvals = Approvals()
 
     @property
     def lesson_set(self) -> LessonSet:
@@ -110,6 +112,7 @@ def read_lesson_run(run: RunDirectory) -> LessonsData:
         notes=notes,
         spent=spent,
         costs=costs,
+        said=read_approvals(run, skip_damage),
     )
 
 
@@ -140,6 +143,7 @@ def lessons_page(data: LessonsData) -> tuple[str, list[Section]]:
     """The lead and the sections of a run."""
     return lead(data), [
         ("summary", "At a glance", [blocks.tiles(tiles(data))]),
+        ("waiting", "Waiting for a person", waiting(data.said)),
         ("results", "Results", results(data)),
         ("evaluations", "All evaluations", all_evaluations(data.evaluations)),
         ("lessons", "The lessons", lessons(data)),
@@ -156,7 +160,8 @@ def lead(data: LessonsData) -> str:
     if data.updates:
         planned = counted(data.updates_planned, "update")
         made = planned if len(data.updates) == data.updates_planned else f"{len(data.updates)} of {planned}"
-        found = counts_text(total_fates([record.event.fates for record in data.updates])) or "no change"
+        fates = total_fates([record.event.fates for record in data.updates])
+        found = counts_text(fates).replace("waiting", "left to a person") or "no change"
         sentences = [
             f"The run made {made} of its lesson set and never changed the model.",
             f"It learned from {data.learned_from}.",
@@ -172,6 +177,8 @@ def lead(data: LessonsData) -> str:
         sentences.append(f"With the lessons the agent solves {success}: {sentence(names, pair)}.")
     else:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
+    if count := len(data.said.waiting):
+        sentences.append(f"{counted(count, 'change')} to decide on: midstream lessons waiting {data.run}.")
     if lesson_set.rendered and not lesson_set.proven_for:
         sentences.append("The lesson set as it is was accepted by no test: it is unproven.")
     lost = counts_text(sum((Counter(record.event.left_out) for record in data.updates), Counter()))
@@ -292,14 +299,39 @@ def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
     )
 
 
+def waiting(said: Approvals) -> list[Block | None]:
+    """What waits for a person: each text against the present one, effect, tests and origin; and what is approved."""
+    span, rows, found = effect_span(said.waiting), list[list[Cell]](), list[Block]()
+    for change in said.waiting:
+        operation, effect, facts = change.operation, change.effect, dict[str, object]()
+        rows.append([operation.id, change.place, operation.kind, "-", "-"])
+        if effect:
+            drawn = blocks.interval(effect.mean, effect.interval, span)
+            facts["effect"] = cell(f"{points(effect)} points, {counted(effect.pairs, 'pair')}", interval=drawn)
+            rows[-1][-2:] = points(effect), str(effect.pairs)
+        for test in change.tests:
+            what = "alone" if len(test.changes) == 1 else f"{len(test.changes)} changes together"
+            what += f", {gain(test.mean)} ({gains(test.interval)}) points, {counted(test.pairs, 'pair')}"
+            facts[f"gate, {test.name}"] = f"{what}, evidence {test.evidence:.1f} of {test.needed:.1f}: {test.verdict}"
+        facts |= {"from": came_from(operation.origin), "why": operation.origin.why}
+        title = f"{operation.kind} {operation.id}, {change.place}, update {change.update}"
+        asked = change.update, operation.id
+        found.append(blocks.change(asked, title, blocks.difference(change.diff), blocks.facts(facts)))
+    names = ("id", "place", "change", "effect (95% interval)", "pairs")
+    approved = " ".join(change.operation.id for change in said.approved)
+    later = text(f"approved, in use from the next update: {approved}" if approved else "", "up")
+    return [later, blocks.table("", names, rows, left=3), *found]
+
+
 def change_cards(data: LessonsData, record: UpdateRecord) -> list[Block]:
     """What became of each change of an update, with its old text if it had one; effects are on one scale."""
     span = effect_span(record.changes)
     earlier = list(takewhile(lambda version: version.update < record.step, data.versions))
     before = earlier[-1].lesson_set if earlier else LessonSet()
     tried = [(each.operation, f"refused: {each.refused}", None) for each in record.proposed if each.refused]
-    words = {"accepted": "" if record.tests else " without a test", "pending": ": it is tried again"}
-    tried += [(each.operation, each.fate + words.get(each.fate, ""), each.effect) for each in record.changes]
+    accepted = "accepted" if record.tests else "accepted without a test"
+    words = {"accepted": accepted, "pending": "pending: it is tried again", "waiting": "left to a person"}
+    tried += [(each.operation, words.get(each.fate, each.fate), each.effect) for each in record.changes]
     found = []
     for operation, fate, effect in tried:
         lesson = before.find(operation.id) if operation.kind != "add" else None
@@ -334,7 +366,7 @@ def updates(data: LessonsData) -> list[Block | None]:
     refused = [f"{count:,} x {reason}" for reason, count in reasons.most_common(_REASONS_SHOWN)]
     return [
         update_table(records),
-        text("groups: all/without contrast/broken; in: accepted; out: rejected, refused", "soft"),
+        text("groups: all/without contrast/broken; in: accepted; out: rejected, refused; wait: a person, too", "soft"),
         text(f"refused: {'; '.join(refused)}" if refused else "", "soft"),
         gate_tests([(record, test) for record in records for test in record.tests][-_ROWS_SHOWN:]),
         *(update_fold(data, record) for record in reversed(records)),
@@ -354,7 +386,8 @@ def update_table(records: Sequence[UpdateRecord]) -> Block | None:
                 cell(f"{record.groups}/{record.uniform}/{len(record.broken)}", "warn" if record.broken else ""),
                 str(record.event.proposed),
                 cell(str(fates["accepted"]), "up" if fates["accepted"] else ""),
-                *(str(fates["rejected"] + fates["refused"]), str(fates["pending"]), str(record.lessons)),
+                str(fates["rejected"] + fates["refused"]),
+                *(str(fates["pending"] + fates["waiting"]), str(record.lessons)),
                 short(record.spent.tokens),
                 *([dollars(record.spent.cost_usd)] if priced else []),
             ]

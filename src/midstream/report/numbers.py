@@ -114,7 +114,7 @@ def buckets(points: Sequence[Point], limit: int) -> list[Point]:
 
 def total_fates(updates: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """The `fates` of all updates, summed. A pending change comes up again, so only the last update's count."""
-    total = {name: sum(found[name] for found in updates) for name in ("accepted", "rejected", "refused")}
+    total = {name: sum(found[name] for found in updates) for name in ("accepted", "waiting", "rejected", "refused")}
     return {**total, "pending": updates[-1]["pending"] if updates else 0}
 
 

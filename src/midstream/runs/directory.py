@@ -11,6 +11,7 @@ lessons/versions.jsonl          every version of its lesson set; lessons.json: t
 ledger/                         what its update under way has paid for, see `lessons/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
+approvals.jsonl                 what people decide on changes that wait for them, see `lessons/approval.py`
 feedback.jsonl                  what people say of trajectories and lessons, see `runs/feedback.py`
 strategy/                       agent runs that a strategy keeps until the evaluation is done
 trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
@@ -54,6 +55,7 @@ class RunDirectory:
         self.lock_path = root / "run.lock"
         self.results_path = root / "results.jsonl"
         self.updates_path = root / "updates.jsonl"
+        self.approvals_path = root / "approvals.jsonl"
         self.report_path = root / "report.html"
         self.own_dir = root / "components"
         self.ledger_dir = root / "ledger"
@@ -69,6 +71,7 @@ class RunDirectory:
         self.journals = (
             self.metrics.path, self.timings.path, self.evaluations.path, self.learned.path,
             self.updates_path, self.lessons_dir / "versions.jsonl", self.ledger_dir / "spent.jsonl",
+            self.approvals_path,
         )  # fmt: skip
 
     @classmethod

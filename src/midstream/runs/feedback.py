@@ -6,7 +6,6 @@ record of the run depends on it. The last entry for a target counts.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -14,12 +13,8 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.runs.files import open_file, storage_errors
 from midstream.runs.info import utc_now
-from midstream.runs.journal import Records, skip_damage
-
-if sys.platform != "win32":
-    import fcntl
+from midstream.runs.journal import Records, appending, skip_damage
 
 NAME = "feedback.jsonl"
 _OPPOSITE = {"up": "down", "down": "up"}
@@ -79,10 +74,8 @@ def add_feedback(root: Path, said: Mapping[str, str | None]) -> Feedback:
     Several processes may add at once. Raises `StorageError`.
     """
     path, entry = root / NAME, Feedback.model_validate(said)
-    with storage_errors(path), open_file(path, "ab") as file:
-        # A vote keeps what the entry before it said, so nobody adds one in between.
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX)
+    # A vote keeps what the entry before it said, so nobody adds one in between.
+    with appending(path):
         if before := read_feedback(root).get(entry.target):
             entry = entry.model_copy(update={key: getattr(before, key) for key in ("vote", "note") if key not in said})
         Records(path, Feedback).append(entry)

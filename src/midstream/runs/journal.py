@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -22,6 +23,9 @@ from pydantic_core import from_json
 from midstream.core.data import problems_of
 from midstream.core.errors import RunError
 from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, open_file, storage_errors
+
+if sys.platform != "win32":
+    import fcntl
 
 Record = BaseModel | Mapping[str, object]
 Report = Callable[[str], None]
@@ -123,6 +127,15 @@ class Records(Generic[ModelT]):
         """Add a record, safe on disk on return. Raises `StorageError`."""
         with Journal(self.path) as journal:
             journal.append(record)
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[None]:
+    """Be the only one of several processes that appends to a journal, until the context ends. Raises `StorageError`."""
+    with storage_errors(path), open_file(path, "ab") as file:
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> None:

@@ -32,7 +32,7 @@ from midstream.runs.segments import Entry, evaluation_name, result_name
 from midstream.view import calls
 from midstream.view.advantages import advantages
 from midstream.view.entries import READ, Filter, entries, failures
-from midstream.view.feedback import choice_document, given_on_lessons, given_on_trajectories, keep_choice, keep_feedback
+from midstream.view.feedback import choice_document, given, keep_choice, keep_feedback
 from midstream.view.parts import RESTORE, Part, journal_sets, of_task, segment_part, trajectory_at
 from midstream.view.runs import Runs, state_of, summary, updates_of
 
@@ -141,7 +141,7 @@ class Documents:
             raise _missing(f"{name} has no task {task!r}")
         values, left_out = _advantages(name, resolved, found)
         rollouts, acts, read = [], [], []
-        given = given_on_trajectories(self.runs.directory(run), name)
+        said = given(self.runs.directory(run), name)
         for (place, entry), advantage in zip(found, values, strict=True):
             try:
                 trajectory = trajectory_at(part, place)
@@ -161,7 +161,7 @@ class Documents:
                     "stop": stop_words(trajectory.stop_reason),
                     "turns": [brief(turn) for turn in taken],
                     "tokens": sum(call.usage.completion_tokens for turn in taken for call in turn.calls),
-                    "vote": given.get(entry.id, {}).get("vote", ""),
+                    "vote": said.get(entry.id, {}).get("vote", ""),
                 }
             )
         longest = max(map(len, acts))
@@ -191,11 +191,11 @@ class Documents:
             part=name,
             place=place,
             advantage=_advantage(part, name, resolved, place),
-            vote=given_on_trajectories(directory, name).get(part.entries[place].id),
+            vote=given(directory, name).get(part.entries[place].id),
         )
 
-    def feedback(self, run: str, body: Any) -> dict[str, str]:
-        """Keep a thumb or a note; raises as `keep_feedback`."""
+    def feedback(self, run: str, body: Any) -> Block:
+        """Keep a thumb, a note or a decision; raises as `keep_feedback`."""
         part = body.get("part") if isinstance(body, dict) else None
         return keep_feedback(self.runs.directory(run), body, self.open(run, part) if isinstance(part, str) else None)
 
@@ -229,9 +229,9 @@ def _overview(run: RunDirectory) -> Block:
     """The page of a run, with what people said of its lessons in their cards."""
     page = run_page(run)
     voted = [card for section in page["sections"] for card in _cards(section["blocks"]) if card["vote"]]
-    given = given_on_lessons(run) if voted else {}
+    said = given(run) if voted else {}
     for card in voted:
-        card["given"] = given.get(card["id"])
+        card["given"] = said.get(card["id"])
     return page
 
 

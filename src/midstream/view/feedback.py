@@ -22,16 +22,22 @@ _CHOICES = ("first", "second", "equal")  # of two answers that are shown
 Given = dict[str, str]  # {"vote", "note"}
 
 
-def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
+def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Block:
     """Keep what a person said: `{"part", "id", "vote", "note"}` of a trajectory, or `{"lesson", "vote", "note"}`.
 
+    Of a change that waits, `{"lesson", "update", "verdict"}`, "yes" or "no"; it then returns whether that is in force.
     A vote or note that is left out stays as it was. `part` is that of the trajectory. Raises `FormError` for a body of
-    another form, and `UsageError` without the trajectory or lesson.
+    another form, and `UsageError` without the trajectory, lesson or change.
     """
     from midstream.gateway.forms import FormError
     from midstream.lessons.access import find_lesson
+    from midstream.lessons.approval import decide
     from midstream.lessons.feedback import installed
 
+    match body:
+        case {"lesson": str(lesson), "update": int(update), "verdict": "yes" | "no" as verdict} if len(body) == 3:
+            # Of this update: a page that was not loaded again may show a change of the lesson that is decided.
+            return {"applied": decide(run, [lesson], verdict, update=update)[1] is not None}
     known = ("part", "id", "lesson", "vote", "note")
     if (
         not isinstance(body, dict)
@@ -53,26 +59,17 @@ def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
         kept = add_feedback(run.root, {**body, "task": part.entries[place].task_id, **texts})
         return {"vote": kept.vote, "note": kept.note}
     lesson = find_lesson(str(run.root), body["lesson"])
-    before = given_on_lessons(run).get(lesson.id, {"vote": ""})
+    before = given(run).get(lesson.id, {"vote": ""})
     kept = add_feedback(run.root, body)
     if kept.vote != before["vote"] and (counts := installed()) is not None:
         counts.judged(run, lesson, kept.vote)
     return {"vote": kept.vote, "note": kept.note}
 
 
-def given_on_trajectories(run: RunDirectory, part: str) -> dict[str, Given]:
-    """What was said of the trajectories of a part, by their ids."""
-    return {
-        entry.id: {"vote": entry.vote, "note": entry.note}
-        for entry in read_feedback(run.root).values()
-        if entry.part == part and (entry.vote or entry.note)
-    }
-
-
-def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
-    """What was said of the lessons of a run, by their ids."""
-    said = (entry for entry in read_feedback(run.root).values() if entry.lesson)
-    return {entry.lesson: {"vote": entry.vote, "note": entry.note} for entry in said}
+def given(run: RunDirectory, part: str = "") -> dict[str, Given]:
+    """What was said of the trajectories of a part, by their ids; without a part, of the run's lessons."""
+    said = [entry for entry in read_feedback(run.root).values() if entry.part == part and (entry.vote or entry.note)]
+    return {entry.id or entry.lesson: {"vote": entry.vote, "note": entry.note} for entry in said if not entry.against}
 
 
 def keep_choice(first: RunDirectory, other: RunDirectory, body: Any) -> Block:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _WATCHED = (
     "run.json", "recipe.toml", "status.json", "metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "updates.jsonl",
-    "results.jsonl", "ledger/rollouts.jsonl", "ledger/spent.jsonl", "lessons/versions.jsonl", NAME, "trajectories",
+    "results.jsonl", "ledger/rollouts.jsonl", "ledger/spent.jsonl", "lessons/versions.jsonl",
+    "approvals.jsonl", NAME, "trajectories",
 )  # fmt: skip
 _SIGNS = ("run.json", "metrics.jsonl", "updates.jsonl", "results.jsonl", "trajectories")  # of a run, or half of one
 _DEEPEST = 4  # directories between the place that was named and a run
