@@ -63,7 +63,7 @@ def text(name: str, default: str) -> Text:
     """
     found = Text.marked.setdefault(name, Text(name, default))
     if not re.fullmatch(r"\w+", name) or not default.strip():
-        raise UsageError(f"text({name!r}, {default!r:.60})", code="name-invalid", fix="give a word and a text")
+        raise UsageError(f"ms.text({name!r}, {default!r:.60})", code="name-invalid", fix="give it a word and a text")
     if found.default != default:
         raise UsageError(f"two texts are called {name!r}", code="name-clash", fix="give each its own name")
     return found

@@ -44,7 +44,7 @@ class WorkshopWriter(Engine):
         if task not in ("# Rewrite a text", "# Join two texts", "# Criticize a text", "# Shorten a text"):
             raise RecipeError(
                 f"the workshop's writer was given a prompt that begins with {task[:80]!r}",
-                code="foreign-prompt",
+                code="prompt-invalid",
                 fix="name a proposer of midstream-optimizers in lessons.proposers, and no other",
             )
         draw = random.Random(derive_seed(request.seed, "workshop writer", prompt))
