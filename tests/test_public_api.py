@@ -14,7 +14,7 @@ import midstream
 PUBLIC = """
 AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError Outcome OwnAgent Run Score Task Tasks Tool
 ToolResult Trajectory Turn UsageError aevaluate alearn_lessons aresume asolve atrain compare evaluate
-learn_lessons resume reward solve tasks tool train wrapped
+learn_lessons resume reward solve tasks text tool train wrapped
 """.split()
 MORE = """
 Action Agent Build Call Command EngineError Environment ExactMatch Executor Generator Memory Message ModuleContext

@@ -240,7 +240,7 @@ class TrainingSession(Session):
         steps, policy = self.parts.training.steps, self.run_directory.policy_dir
         self._phase("exporting weights")
         with storage_errors(policy):
-            # Beside it and renamed: a crash leaves no half of it.
+            # Next to it, then renamed: a crash leaves no half of it.
             partial = policy.with_name("policy.partial")
             self.parts.learner.export_weights(partial)
             self.parts.student.tokenizer.save_pretrained(partial)
