@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from difflib import unified_diff
 
+from midstream.core.texts import kind_of
 from midstream.lessons.approval import Waiting
 from midstream.lessons.commit import Version
 from midstream.lessons.gate import ChangeRecord
-from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet, size
+from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet, size, tokens
 from midstream.lessons.operations import Diff
 from midstream.lessons.validation import Validation
 from midstream.report import blocks
@@ -81,9 +84,12 @@ def lesson_set_blocks(title: str, lesson_set: LessonSet) -> list[Block | None]:
 
 
 def size_of(lesson_set: LessonSet) -> str:
-    """How many lessons prompts hold, and how long they are: "5 lessons, about 120 tokens"."""
-    words = f"{counted(len(lesson_set.rendered), 'lesson')}, about {counted(size(lesson_set), 'token')}"
-    vetoed = len(lesson_set.lessons) - len(lesson_set.rendered)
+    """What prompts hold of a lesson set, and how long that is: "5 lessons, 1 text, about 120 tokens"."""
+    kinds = Counter(kind_of(lesson.module) for lesson in lesson_set.rendered)
+    length = size(lesson_set) + sum(tokens(each.text) for each in lesson_set.rendered if kind_of(each.module) == "text")
+    held = ", ".join(counted(count, kind) for kind, count in kinds.items()) or "0 lessons"
+    words = f"{held}, about {counted(length, 'token')}"
+    vetoed = sum(lesson.state == "vetoed" for lesson in lesson_set.lessons)
     return f"{words}; {vetoed} vetoed" if vetoed else words
 
 
@@ -109,9 +115,15 @@ def diff_blocks(found: Diff, none: str) -> list[Block | None]:
 
     rows = [(f"+ {lesson.id}", line(lesson, "up")) for lesson in found.added]
     rows += [(f"- {lesson.id}", line(lesson, "down")) for lesson in found.deleted]
+    long: list[Block | None] = []
     for old, new in found.modified:
-        rows += [(f"~ {new.id}", line(old, "down")), ("", line(new, "up"))]
-    return [facts([*rows, *((f"  {new.id}", f"{old.state} -> {new.state}") for old, new in found.marked)])]
+        if "\n" in old.text + new.text:
+            lines = [*unified_diff(old.text.splitlines(), new.text.splitlines(), lineterm="")][3:]
+            long += [text(f"~ {new.id} {new.module}", "strong"), blocks.difference(lines)]
+        else:
+            rows += [(f"~ {new.id}", line(old, "down")), ("", line(new, "up"))]
+    rows += [(f"  {new.id}", f"{old.state} -> {new.state}") for old, new in found.marked]
+    return [facts(rows) if rows else None, *long]
 
 
 def versions_table(versions: Sequence[Version]) -> Block | None:
