@@ -164,6 +164,7 @@ class ModelPolicy:
 
     # The agent refuses lessons if the template has no place for them.
     shows_lessons = True
+    instructions = True  # those of the template
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config

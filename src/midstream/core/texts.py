@@ -44,6 +44,12 @@ class Text:
     def __init__(self, name: str, default: str) -> None:
         self.name, self.default = name, default
 
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
     def __str__(self) -> str:
         return SHOWN.get().get(TEXTS + self.name, self.default)
 
@@ -59,11 +65,10 @@ def text(name: str, default: str) -> Text:
     `str()` of it, or its place in an f-string, is the version of the run under way; outside of a run, the default. Mark
     it where the file is loaded, and read it inside the function.
 
-    Raises `UsageError` if the name is no word, or was marked with another default.
+    Raises `UsageError` if the name is no word, or the text is empty.
     """
-    found = Text.marked.setdefault(name, Text(name, default))
     if not re.fullmatch(r"\w+", name) or not default.strip():
         raise UsageError(f"ms.text({name!r}, {default!r:.60})", code="name-invalid", fix="give it a word and a text")
-    if found.default != default:
-        raise UsageError(f"two texts are called {name!r}", code="name-clash", fix="give each its own name")
-    return found
+    # A notebook may mark it again.
+    Text.marked[name] = Text(name, default)
+    return Text.marked[name]

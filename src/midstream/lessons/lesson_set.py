@@ -37,7 +37,8 @@ def fitted(place: str, text: str) -> str:
     """Normalize a text for its place: a lesson is one line, other texts keep their lines."""
     if kind_of(place) == "lesson":
         return one_line(text)
-    return "\n".join(_UNPRINTABLE.sub("?", part.expandtabs()) for part in text.splitlines())
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(_UNPRINTABLE.sub("?", part) for part in line.split("\t")) for line in lines)
 
 
 ID = re.compile(r"L[1-9][0-9]{0,17}")
@@ -238,7 +239,7 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
 
 Table = Mapping[str, Any]
 # Other settings of the agent that its prompts show.
-_LOOP = ("memory_update", "memory_result_tokens", "template", "filter")
+_LOOP = ("memory_update", "memory_result_tokens", "template")
 _MODEL = ("model", "extra_body", "chat_template_kwargs")
 
 

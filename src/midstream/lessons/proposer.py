@@ -12,15 +12,17 @@ returns on tasks of its own.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Protocol
 
 from midstream.core.errors import UsageError
+from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import spoken
-from midstream.core.trajectory import Message, Trajectory
+from midstream.core.trajectory import Message, Score, Trajectory
 from midstream.lessons.lesson_set import LessonSet, tokens
 from midstream.lessons.operations import Operation, OperationOutcome, Rules, applied, screened
 from midstream.lessons.reflector import Reflector, RoleCall
@@ -59,7 +61,8 @@ class Work:
 
     `groups` are the rollouts of the batch's `tasks` with the texts of `lesson_set`, unchanged; empty with
     `lessons_from = "model"`. `rollouts` are left to try candidates with. `name` is the proposer's, for seeds and
-    records.
+    records. `ask` and `play` count their calls: make them in an order that does not depend on time, or a resumed run
+    repeats them.
     """
 
     name: str
@@ -108,7 +111,16 @@ class Work:
         self.rollouts -= wanted
         self._played += 1
         scope = f"try-{self.step}-{self.name}-{self._played}"
-        return await self.runner.groups(scope, tasks, lesson_set, group_size)
+        runner, pool = self.runner, [each.reward for group in self.groups for each in group.trajectories if each.reward]
+        groups = await replace(runner, shuffle=False).groups(scope, tasks, lesson_set, group_size)
+        if not (runner.shuffle and pool):
+            return groups
+        # A control: rewards say nothing of any candidate, not even on average.
+        draw = random.Random(derive_seed(self.seed, scope, "shuffle"))
+        return [
+            replace(group, trajectories=tuple(_rewarded(each, draw.choice(pool)) for each in group.trajectories))
+            for group in groups
+        ]
 
     async def best(self, candidates: Sequence[Sequence[Operation]]) -> Sequence[Operation]:
         """The candidate with the highest mean reward on the batch's tasks; none if the texts as they are earn more.
@@ -128,6 +140,10 @@ class Work:
             found.append((fmean(rewards) if rewards else -1.0, -length, -place))
         chosen = -max(found)[2]
         return sides[chosen - 1][0] if chosen else ()
+
+
+def _rewarded(trajectory: Trajectory, reward: Score) -> Trajectory:
+    return trajectory.model_copy(update={"reward": reward}) if trajectory.reward else trajectory
 
 
 class Proposer(Protocol):

@@ -235,11 +235,11 @@ class LessonLearner:
 
         Raises `InfrastructureError` if every rollout failed: the run stops until the cause is repaired.
         """
+        # Simulated and degraded tools follow the progress; the gate has none.
+        progress = RunProgress(step=step, steps=self.config.updates)
+        runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
         groups = list[Group]()
         if self.config.lessons_from == "rollouts":
-            # Simulated and degraded tools follow the progress; the gate has none.
-            progress = RunProgress(step=step, steps=self.config.updates)
-            runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
             groups = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
         errors = [trajectory.error for group in groups for trajectory in group.trajectories]
         if errors and all(errors) and errors[0] is not None:
@@ -257,7 +257,7 @@ class LessonLearner:
                 config=self.config,
                 rules=rules,
                 reflector=self.reflector,
-                runner=self.runner,
+                runner=runner,
                 rollouts=self.config.search_rollouts,
             )
 

@@ -27,7 +27,7 @@ from midstream.core.errors import RecipeError, RewardError, UnsupportedError, Us
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.texts import TEXTS, TOOLS, Lessons
+from midstream.core.texts import EXAMPLES, PROMPT, TEXTS, TOOLS, Lessons
 from midstream.core.threads import in_event_loop
 from midstream.core.tool import Renamed, Tool
 from midstream.core.trajectory import Trajectory
@@ -36,7 +36,7 @@ from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
 from midstream.recipe.check import draw, in_process, resolve, set_reward, wrappers_of
-from midstream.recipe.lessons import lessons_of
+from midstream.recipe.lessons import check_known, lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.rewards.own import FunctionReward
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
@@ -48,9 +48,6 @@ from midstream.training.protocols import TrainableWorld
 
 if TYPE_CHECKING:
     from midstream.gateway.server import Gateway
-
-# Places of learned texts that belong to no module.
-_SHARED = {TOOLS.rstrip("."), TEXTS.rstrip(".")}
 
 
 @dataclass
@@ -233,8 +230,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def lessons(self) -> Lessons:
-        """The lessons of the recipe's lesson set in the prompts, by module."""
-        return lessons_of(self.recipe.agent, self.resolved["agent"].get("lessons"))
+        """The texts of the recipe's lesson set, by place. Raises `RecipeError` for a place that this agent lacks."""
+        named = self.resolved["agent"].get("lessons")
+        found = lessons_of(self.recipe.agent, named)
+        if any(place.startswith((TOOLS, TEXTS)) for place in found):
+            check_known(found, self.tools, f"agent.lessons = {named!r}")
+        return found
 
     def environment(
         self, *, planner: object = None, temperature: float | None = None, chosen: SetConfig | None = None
@@ -296,9 +297,13 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             agent = strategy.wrap(agent, max_attempts=self.recipe.rollout.max_attempts, kept=kept)
             self.opened.append(agent)
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
+
         # Another planner may be a program, which shows no lessons.
-        showing = {name for name, module in modules.items() if getattr(module, "shows_lessons", False)}
-        lessons = {place: text for place, text in self.lessons.items() if place.partition(".")[0] in showing | _SHARED}
+        def shows(place: str) -> bool:
+            name = place.removesuffix(PROMPT)
+            shown = "instructions" if name != place else "shows_lessons"
+            return place.startswith((TOOLS, TEXTS)) or bool(getattr(modules[name.removesuffix(EXAMPLES)], shown, False))
+
         return rollout.Environment(
             agent=agent,
             tools=self.tool_tables.wrapped(chosen.wrappers) if chosen and chosen.wrappers else self.tools,
@@ -307,7 +312,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             config=self.recipe.rollout,
             sampling=temperature if self.recipe.training is None else getattr(config, "sampling", None),
             sandbox=self.tier,
-            lessons=lessons,
+            lessons={place: text for place, text in self.lessons.items() if shows(place)},
             dialogues=source if isinstance(source, Dialogues) else None,
         )
 

@@ -7,20 +7,21 @@ from functools import partial
 
 from midstream.components.component import Context
 from midstream.components.kinds import modules_of
-from midstream.core.errors import RecipeError, did_you_mean, name_place
+from midstream.core.errors import RecipeError, name_place
 from midstream.core.task import Task, same_question
-from midstream.core.texts import PROMPT, TEXTS, TOOLS, Text, kind_of
+from midstream.core.texts import PROMPT, kind_of
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.access import read
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, identity, with_bases
+from midstream.lessons.proposer import Proposer
 from midstream.lessons.reflector import ROLES, Reflector
 from midstream.lessons.session import LessonsParts, Prepare
 from midstream.lessons.settings import GateConfig, LessonsConfig
 from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import teacher
-from midstream.recipe.lessons import instructions_of
+from midstream.recipe.lessons import check_known, instructions_of
 from midstream.recipe.schema import Recipe
 from midstream.recipe.sessions import check_warm_start, refuse_strategy, require_apart, require_sandbox
 from midstream.runs import RunDirectory
@@ -41,7 +42,7 @@ def lessons_parts_of(build: Build) -> LessonsParts:
         validation_set=validation_set,
         set_tasks=build.set_tasks,
         make_environment=build.environment,
-        proposers={each.type: each.config.build(Context(build, each, each.type)) for each in config.proposers},
+        proposers=proposers_of(build, config),
         engines={role: build.engine(config.role(role).engine) for role in ROLES},
         start=with_bases(read(config.start) if config.start else LessonSet(), bases_of(build, config.modules)),
         identity=identity(build.resolved),
@@ -54,17 +55,15 @@ def lessons_parts_of(build: Build) -> LessonsParts:
 
 def bases_of(build: Build, places: Sequence[str]) -> dict[str, str]:
     """The texts that the agent has without learning, of those places that have one text. Raises `RecipeError`."""
-    agent, tools = build.recipe.agent, {TOOLS + tool.name: tool.description for tool in build.tools}
-    known = tools | {TEXTS + marked.name: marked.default for marked in Text.marked.values()}
+    agent = build.recipe.agent
+    known = check_known(places, build.tools, "lessons.modules")
     known |= {name + PROMPT: instructions_of(agent, name) for name in modules_of(agent.type)}
-    found = {place: known.get(place, "") for place in places if kind_of(place) == "text"}
-    if missing := [place for place, text in found.items() if not text]:
-        raise RecipeError(
-            f"lessons.modules names {missing[0]!r}, which this agent does not have",
-            code="unknown-name",
-            fix=f"{did_you_mean(missing[0], known)}name one of: {', '.join(filter(known.get, known))}",
-        )
-    return found
+    return {place: known[place] for place in places if kind_of(place) == "text"}
+
+
+def proposers_of(build: Build, config: LessonsConfig) -> dict[str, Proposer]:
+    """The proposers, by type. Raises `RecipeError` for one that does not fit the recipe."""
+    return {each.type: each.config.build(Context(build, each, each.type)) for each in config.proposers}
 
 
 def draw_lesson_tasks(build: Build, config: LessonsConfig, sets: Sequence[SetConfig]) -> tuple[list[Task], list[Task]]:

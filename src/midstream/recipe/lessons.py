@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from midstream.components.kinds import modules_of
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.stream_template import load_template
 from midstream.core.task import task_keys
-from midstream.core.texts import EXAMPLES, NO_LESSONS, PROMPT, TEXTS, TOOLS, Lessons
+from midstream.core.text import PLACE
+from midstream.core.texts import EXAMPLES, NO_LESSONS, PROMPT, TEXTS, TOOLS, Lessons, Text
+from midstream.core.tool import Tool
 from midstream.evaluation.leakage import learned_tasks
 from midstream.lessons.lesson_set import identity, render_modules, split
 from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig
@@ -45,9 +47,32 @@ def lessons_of(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, named: s
     # Runs without lessons need none of this.
     from midstream.lessons.access import read
 
-    lessons = render_modules(read(named))
-    check_shown(agent, lessons, f"agent.lessons = {str(named)!r}")
+    lessons, where = render_modules(read(named)), f"agent.lessons = {str(named)!r}"
+    check_shown(agent, lessons, where)
+    for place, text in lessons.items():
+        own = instructions_of(agent, place.removesuffix(PROMPT)) if place.endswith(PROMPT) else text
+        if sorted(PLACE.findall(own)) != sorted(PLACE.findall(text)):
+            raise RecipeError(
+                f"{where} has instructions for {place} with the places {', '.join(PLACE.findall(text)) or 'none'}, and "
+                f"this agent's have {', '.join(PLACE.findall(own)) or 'none'}",
+                code="prompt-invalid",
+                fix="take them out (midstream lessons edit), or use the agent that they were learned for",
+            )
     return lessons
+
+
+def check_known(places: Iterable[str], tools: Sequence[Tool], where: str) -> dict[str, str]:
+    """The descriptions of tools and the marked texts, by place. Raises `RecipeError` for another place of these."""
+    known = {TOOLS + tool.name: tool.description for tool in tools}
+    known |= {TEXTS + marked.name: marked.default for marked in Text.marked.values()}
+    for place in places:
+        if place.startswith((TOOLS, TEXTS)) and place not in known:
+            raise RecipeError(
+                f"{where} names {place!r}, which this agent does not have",
+                code="unknown-name",
+                fix=f"{did_you_mean(place, known)}it has {', '.join(known) or 'none: ms.text marks one'}",
+            )
+    return known
 
 
 def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:

@@ -226,7 +226,7 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
     kind = agent_type(agent)
     if kind not in AGENTS:
         own: Table = dict(parsed["agent"])
-        others = {key: own.pop(key) for key in ("engines", "lessons", "filter") if key in own}
+        others = {key: own.pop(key) for key in ("engines", "lessons") if key in own}
         policy = parse_component("agent", own, "agent")
         parsed["agent"] = {"type": policy.type, "policy": policy, **others}
         parsed.setdefault("tools", {})
@@ -244,6 +244,9 @@ def parse_recipe(table: Mapping[str, object]) -> Recipe:
             elif not isinstance(parsed.get(section), Mapping):
                 what, fix = f"learn = {[*chosen]} without [{section}]", f"add [{section}], or leave out learn"
                 raise RecipeError(what, code="setting-conflict", fix=fix)
+        if set(chosen) <= {"weights", "lessons"}:
+            # The sections that are left say it.
+            del parsed["learn"]
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
         # What such a policy writes is one response.
         parsed["training"] = {"turns": "merged", **training}

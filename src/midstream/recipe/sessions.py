@@ -119,9 +119,10 @@ def check_work(build: Build, work: Literal["train", "eval", "other"]) -> list[st
     if on_hub(build.source):
         return ["tasks", *names]
     if recipe.lessons is not None:
-        from midstream.recipe.lesson_sessions import draw_lesson_tasks
+        from midstream.recipe.lesson_sessions import draw_lesson_tasks, proposers_of
 
         draw_lesson_tasks(build, recipe.lessons, here)
+        proposers_of(build, recipe.lessons)
         if recipe.training is None:
             return names
     _draw_training_tasks(build, here)

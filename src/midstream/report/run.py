@@ -120,7 +120,7 @@ def _described(run: RunDirectory, info: RunInfo) -> tuple[str, list[Section]]:
         from midstream.report.lessons import lessons_page, read_lesson_run
 
         _, more = lessons_page(read_lesson_run(run))
-        sections += [section for section in more if section[0] in ("lessons", "updates")]
+        sections += [section for section in more if section[0] in ("waiting", "lessons", "updates")]
     return lead, sections
 
 
