@@ -660,7 +660,7 @@ def _() -> Found:
         ("solve", "What", "is", "45", "plus", "17", "--quiet"): 'solve "What is 45 plus 17"',
         ("help",): "examples:",
         ("view", "--help"): "--host",
-        ("call", "python", "--set", "tools.python.engine=model"): "query",
+        ("call", "python", "--set", 'tools.python={type="python_coder", engine="model"}'): "query",
     }.items():
         if wanted not in cli(*typed)[1]:
             missing.append(typed[-1])

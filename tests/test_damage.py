@@ -64,7 +64,7 @@ def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path
         change, name = damage(root, random.Random(f"{kind} {seed}"))
         try:
             reader.read(root)
-            reader.call("show", root, "--check", "--json")
+            reader.call("check", root, "--json")
         except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
             failed.append((seed, change, name, repr(error)))
         shutil.rmtree(root)

@@ -176,9 +176,9 @@ def test_list(screen: Screen, words: tuple[str, ...], monkeypatch: pytest.Monkey
     screen("list", *words, name="-".join(("list", *words)))
 
 
-def test_show_check(screen: Screen, finished_run: Path) -> None:
+def test_check(screen: Screen, finished_run: Path) -> None:
     shutil.copytree(finished_run, "run")
-    screen("show", "run", "--check", name="show-check")
+    screen("check", "run")
 
 
 def test_init(screen: Screen) -> None:

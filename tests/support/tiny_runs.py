@@ -78,7 +78,7 @@ class Cli:
         return code, out, errors + self.caplog.text
 
     def verify(self, run: Path) -> list[str]:
-        """The files that `midstream show RUN --check` calls damaged."""
-        _, out, errors = self("show", run, "--check", "--json")
+        """The files that `midstream check RUN` calls damaged."""
+        _, out, errors = self("check", run, "--json")
         files = json.loads(out)["files"] if out else [{"file": "no run", "problem": errors, "state": "damaged"}]
         return [f"{file['file']}: {file['problem']}" for file in files if file["state"] == "damaged"]

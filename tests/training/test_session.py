@@ -250,7 +250,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(ten_steps, 
     assert main(["resume", str(root), "--quiet"]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "step-000003 does not fit the model, or is damaged" in said
-    assert main(["show", str(root), "--check"]) == 1
+    assert main(["check", str(root)]) == 1
     shutil.rmtree(newest.parent)
     assert main(["resume", str(root), "--quiet"]) == 0
     assert differences(tmp_path / "whole", root) == []

@@ -77,12 +77,12 @@ def test_what_is_not_there_gets_no_vote(root: Path) -> None:
 def test_verify_knows_the_file(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for vote in ("up", "down"):
         add_feedback(root, {"part": PART, "id": "a", "vote": vote})
-    assert main(["show", str(root), "--check", "--json"]) == 0
+    assert main(["check", str(root), "--json"]) == 0
     files = {file["file"]: file["state"] for file in json.loads(capsys.readouterr().out)["files"]}
     assert files["feedback.jsonl"] == "ok"
     path = root / "feedback.jsonl"
     path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
-    assert main(["show", str(root), "--check"]) == 1
+    assert main(["check", str(root)]) == 1
     assert read_feedback(root)[PART, "a", ""].vote == "down"  # what is whole is read
 
 

@@ -71,7 +71,7 @@ def test_what_is_no_file_is_not_read(name: str, make: Any, two: Path, capsys: py
     if name in ("run.json", "metrics.jsonl", "evaluations.jsonl"):
         assert main(["show", str(run)])
         assert "error[file-damaged]" in capsys.readouterr().err
-    assert main(["show", str(run), "--check"])
+    assert main(["check", str(run)])
     out, errors = capsys.readouterr()
     assert f"damaged      {name}" in out or "error[file-damaged]" in errors
     documents = Documents([two])

@@ -38,7 +38,7 @@ COMMANDS = {
     "models": "small models for this process; fetch one, merge an adapter",
     "index": "search in your own documents",
     "view": "look at runs in the browser, live too, or write a page",
-    "show": "numbers of a run, or one trajectory; check its files",
+    "show": "numbers of a run, or one trajectory",
     "compare": "which of several evaluations is better, how surely",
     "export": "write trajectories for trainers, or as a table",
     "lessons": "look at an agent's lessons, edit, test them",

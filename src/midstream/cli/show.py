@@ -1,4 +1,4 @@
-"""`midstream show RUN [TRAJECTORY]`: the numbers of a run, its evaluated tasks, one trajectory; its files checked."""
+"""`midstream show RUN [TRAJECTORY]`: the numbers of a run, its evaluated tasks, one trajectory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from midstream.cli import options as shared
 from midstream.core.errors import RunError
-from midstream.evaluation.verify import verify
 from midstream.report import blocks
 from midstream.report.blocks import text
 from midstream.report.draw import show
@@ -26,8 +24,6 @@ from midstream.report.trajectory import template_of, trajectory_blocks
 from midstream.runs import RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
 
-_TONES = {"ok": "up", "damaged": "bad", "not checked": "soft"}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `show`."""
@@ -35,14 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
-    parser.add_argument("--check", action="store_true", help="read every file; exit with 1 if one is damaged")
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what the options name; returns 1 if `--check` finds a damaged file."""
-    if options.check:
-        return _show_files(RunDirectory.open(Path(options.run), report=lambda line: None), options)
+    """Show what the options name."""
     run = RunDirectory.open(Path(options.run))
     info = run.info()
     if options.trajectory:
@@ -121,20 +114,6 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
             show([part])
     if as_json:
         print("]" if separator == ", " else "[]")
-
-
-def _show_files(run: RunDirectory, options: argparse.Namespace) -> int:
-    checks = verify(run)
-    counts = Counter(check.state for check in checks)
-    parts: list[blocks.Block | None] = []
-    for check in checks:
-        problem = f": {check.problem}" if check.problem else ""
-        parts.append(text(f"{check.state:<13}{check.file}{problem}", _TONES[check.state]))
-        parts.append(blocks.code(f"{'':<13}fix: {check.fix}" if check.fix else ""))
-    total = ", ".join(f"{counts[state]:,} {state}" for state in _TONES if counts[state])
-    record = {"run": str(run.root), "files": [asdict(check) for check in checks]}
-    shared.show(options, record, [*parts, text(total)])
-    return 1 if counts["damaged"] else 0
 
 
 def _resume(run: RunDirectory) -> list[blocks.Block | None]:

@@ -42,7 +42,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
         "file": "midstream.sources.file:FileTasksConfig",
         "none": "midstream.sources.finite:NoTasksConfig",
-        "mixture": "midstream.sources.mixture:MixtureConfig",
     },
     "reward": {
         "exact_match": "midstream.rewards.exact_match:ExactMatchConfig",

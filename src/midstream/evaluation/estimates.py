@@ -65,34 +65,27 @@ def wilson(share: float, count: float, error: float = 0.05) -> Interval:
 def exact_interval(right: int, count: int, error: float = 0.05) -> Interval:
     """Clopper and Pearson's interval of a share: either side misses the truth in at most `error` / 2 of samples."""
 
-    def at_most(most: int, share: float) -> float:
-        """The chance that at most so many of `count` are right."""
-        if share in (0.0, 1.0) or most >= count:
-            return float(share == 0.0 or most >= count)
-        # Of the two tails that begin at `most`, the one away from the mode: its terms soon vanish.
-        is_lower = most < count * share
-        k, odds, total = most if is_lower else most + 1, share / (1 - share), 0.0
-        term = math.exp(
-            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-            + k * math.log(share) + (count - k) * math.log1p(-share)
-        )  # fmt: skip
-        while term > total * 1e-17:
-            total += term
-            term *= k / ((count - k + 1) * odds) if is_lower else (count - k) * odds / (k + 1)
-            k += -1 if is_lower else 1
-        return total if is_lower else 1 - total
-
-    def crossing(most: int, chance: float) -> float:
-        """The share at which that chance, which falls as the share rises, is this."""
-        low, high = 0.0, 1.0
+    def highest(most: int) -> float:
+        """The share at which at most so many of `count` are right with a chance of `error` / 2."""
+        if most == count:
+            return 1.0
+        low, high = most / count, 1.0
         for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_most(most, middle) > chance else (low, middle)
+            share = (low + high) / 2
+            k, total = most, 0.0
+            term = math.exp(
+                math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+                + k * math.log(share) + (count - k) * math.log1p(-share)
+            )  # fmt: skip
+            # `most` is below the mode, so the terms soon vanish.
+            while term > total * 1e-17:
+                total += term
+                term *= k * (1 - share) / ((count - k + 1) * share)
+                k -= 1
+            low, high = (share, high) if total > error / 2 else (low, share)
         return low
 
-    lower = 0.0 if right == 0 else crossing(right - 1, 1 - error / 2)
-    upper = 1.0 if right == count else crossing(right, error / 2)
-    return lower, upper
+    return 1 - highest(count - right), highest(right)
 
 
 def effective_tasks(values: Sequence[float], error: float = 0.05) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.finite import NoTasks
-from midstream.sources.mixture import Mixture
 
 Requested = Counter[tuple[str, str]]  # by who asks and engine
 
@@ -168,9 +167,11 @@ def set_size(build: Build, chosen: SetConfig) -> int | None:
 
 def on_hub(source: TaskSource) -> bool:
     """Whether tasks would have to be loaded from the Hugging Face Hub."""
-    if isinstance(source, Mixture):
-        return any(map(on_hub, source.parts.values()))
-    return isinstance(source, BenchmarkTasks) and source.config.file is None
+    if isinstance(source, BenchmarkTasks):
+        return source.config.file is None
+    # Those of a source that is made of others, such as a mixture.
+    parts = getattr(source, "parts", None)
+    return isinstance(parts, Mapping) and any(map(on_hub, parts.values()))
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

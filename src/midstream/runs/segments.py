@@ -16,6 +16,7 @@ from gzip import BadGzipFile, GzipFile
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -160,6 +161,15 @@ class Entry:
     status: str
 
 
+def entry_of(record: Any) -> Entry:
+    """What lists show of a trajectory's record, which is not validated."""
+    try:
+        reward = record.get("reward")
+        return Entry(record["id"], record["task_id"], reward and reward["value"], record.get("status", "ok"))
+    except (AttributeError, KeyError, TypeError):
+        return Entry("", "", None, "error")
+
+
 class Segment:
     """The trajectories of one segment, in order; each use reads the file again, and memory holds one of them.
 
@@ -189,12 +199,9 @@ class Segment:
         """Yield what lists show of each trajectory; they are not validated."""
         for line in self._lines():
             try:
-                record = from_json(line)
-                reward = record.get("reward")
-                entry = Entry(record["id"], record["task_id"], reward and reward["value"], record.get("status", "ok"))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                entry = Entry("", "", None, "error")
-            yield entry
+                yield entry_of(from_json(line))
+            except ValueError:
+                yield entry_of(None)
 
     def _lines(self) -> Iterator[bytes]:
         path = self.path

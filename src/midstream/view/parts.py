@@ -21,12 +21,11 @@ from midstream.core.text import visible
 from midstream.core.trajectory import Trajectory
 from midstream.report.blocks import Block
 from midstream.runs.files import damaged, open_file
-from midstream.runs.segments import Entry, Segment
+from midstream.runs.segments import Entry, Segment, entry_of
 
 RESTORE = "restore it from a copy; training does not need it, only reports do"
 LARGEST = 50 << 20  # bytes of a trajectory that is shown
 _CACHED = 8  # parts, journals and trajectories: those of the pages that are open
-_UNREADABLE = Entry("", "", None, "error")
 
 
 class SegmentPart:
@@ -90,7 +89,7 @@ class JournalIndex:
                 if isinstance(record.get("set"), str) and isinstance(trajectory, dict):
                     part = self.sets.setdefault(record["set"], JournalPart(self.path))
                     part.starts.append(self._end)
-                    part.entries.append(_entry(trajectory))
+                    part.entries.append(_listed(entry_of(trajectory)))
                 self._end += len(line)
 
 
@@ -142,16 +141,6 @@ def trajectory_at(part: Part, place: int) -> Trajectory:
 def of_task(part: Part, task: str) -> list[tuple[int, Entry]]:
     """The trajectories of a task, with their places."""
     return [(place, entry) for place, entry in enumerate(part.entries) if entry.task_id == task]
-
-
-def _entry(record: Block) -> Entry:
-    """What an index says of a trajectory, from its record."""
-    try:
-        reward = record.get("reward")
-        score = reward and reward["value"]
-        return _listed(Entry(record["id"], record["task_id"], score, record.get("status", "ok")))
-    except (AttributeError, KeyError, TypeError):
-        return _UNREADABLE
 
 
 def _listed(entry: Entry) -> Entry:

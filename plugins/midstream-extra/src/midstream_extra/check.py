@@ -1,21 +1,50 @@
-"""Check the files of a run by reading all of them: every line parses, every checkpoint can be unpacked."""
+"""`midstream check RUN`: read every file of a run: every line parses, every checkpoint can be unpacked."""
 
 from __future__ import annotations
 
+import argparse
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from pydantic_core import from_json
 
+from midstream.cli import options as shared
 from midstream.core.errors import RunError
+from midstream.report.blocks import Block, code, text
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged, read_file
 from midstream.runs.journal import read_records
 from midstream.runs.segments import Segment
+
+HELP = "read every file of a run; exit with 1 if one is damaged"
+_TONES = {"ok": "up", "damaged": "bad", "not checked": "soft"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `check`."""
+    parser.add_argument("run", help="run directory")
+    shared.add(parser, *shared.OUTPUT)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the state of each file, with the problem and the fix; returns 1 if one is damaged."""
+    # Damaged journals are in the list: they need no warning.
+    run = RunDirectory.open(Path(options.run), report=lambda line: None)
+    checks = verify(run)
+    counts = Counter(check.state for check in checks)
+    parts: list[Block | None] = []
+    for check in checks:
+        problem = f": {check.problem}" if check.problem else ""
+        parts.append(text(f"{check.state:<13}{check.file}{problem}", _TONES[check.state]))
+        parts.append(code(f"{'':<13}fix: {check.fix}" if check.fix else ""))
+    total = ", ".join(f"{counts[state]:,} {state}" for state in _TONES if counts[state])
+    record = {"run": str(run.root), "files": [asdict(check) for check in checks]}
+    shared.show(options, record, [*parts, text(total)])
+    return 1 if counts["damaged"] else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
