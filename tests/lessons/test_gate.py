@@ -276,7 +276,7 @@ def worth(*effects: float) -> LessonSet:
 
 def removed(lesson_set: LessonSet, *ids: str, seed: int = 0, **config: Any) -> Decision:
     changes = [Operation(kind="delete", id=name) for name in ids]
-    settings = GateConfig(**{"tolerance": 0.1, "bisect_pairs": 0, **config})
+    settings = GateConfig(**{"margin": 0.1, "bisect_pairs": 0, **config})
     deciding = decide(lesson_set, changes, tasks=TASKS, play=Agent().play, config=settings, updates=1, seed=seed)
     return asyncio.run(deciding)
 
@@ -285,23 +285,23 @@ def test_a_text_that_is_worth_nothing_is_removed_and_one_that_helps_is_not():
     decision = removed(worth(0.0, 0.3), "L1", test_pairs=1000)
     assert fates(decision) == ["accepted"]
     assert [lesson.id for lesson in decision.lesson_set.lessons] == ["L2"]
-    tests = [(test.name, test.tolerance, test.verdict) for test in decision.tests]
-    assert tests[1:] == [("leaner", 0.1, "better")]
+    tests = [(test.name, test.margin, test.verdict) for test in decision.tests]
+    assert tests[1:] == [("not worse", 0.1, "better")]
     # Three tests share the error rate.
     assert decision.tests[0].needed == pytest.approx(math.log(3 / 0.05))
     assert fates(removed(worth(0.0, 0.3), "L2", test_pairs=1000)) == ["rejected"]
-    assert fates(removed(worth(0.0, 0.3), "L1", test_pairs=1000, tolerance=0)) != ["accepted"]
+    assert fates(removed(worth(0.0, 0.3), "L1", test_pairs=1000, margin=0)) != ["accepted"]
 
 
 def test_a_shorter_text_of_equal_worth_replaces_a_longer_one():
     lesson_set = worth(0.1)
     long = lesson_set.model_copy(update={"lessons": (Lesson(id="L1", text="0.1 and many words more than it needs"),)})
     change = Operation(kind="modify", id="L1", text="0.1 short")
-    config = GateConfig(tolerance=0.1, bisect_pairs=0, test_pairs=1000)
+    config = GateConfig(margin=0.1, bisect_pairs=0, test_pairs=1000)
     deciding = decide(long, [change], tasks=TASKS, play=Agent().play, config=config, updates=1, seed=0)
     assert asyncio.run(deciding).lesson_set.lessons[0].text == "0.1 short"
 
 
-def test_a_removal_that_costs_the_tolerance_is_rarely_accepted():
+def test_a_removal_that_costs_the_margin_is_rarely_accepted():
     found = [removed(worth(0.1), "L1", seed=seed, test_pairs=200) for seed in range(40)]
     assert sum(fates(decision) == ["accepted"] for decision in found) <= 2

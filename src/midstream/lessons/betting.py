@@ -66,15 +66,15 @@ class Sequential:
     more with a chance of at most `futility`, both over all looks together. The first verdict other than "undecided"
     stays. `evidence` is the largest natural log of K so far, `needed` the value that it must reach.
 
-    With a `tolerance` it is a test of "the mean difference is above -tolerance": it bets on (d + tolerance) / (1 +
-    tolerance), which is in [-1, 1] like d, and gives up on a mean of 0 or more with a chance of at most `futility`.
+    With a `margin` it is a test of "the mean difference is above -margin": it bets on (d + margin) / (1 +
+    margin), which is in [-1, 1] like d, and gives up on a mean of 0 or more with a chance of at most `futility`.
     """
 
-    def __init__(self, *, level: float, min_effect: float, futility: float = FUTILITY, tolerance: float = 0.0) -> None:
+    def __init__(self, *, level: float, min_effect: float, futility: float = FUTILITY, margin: float = 0.0) -> None:
         self.needed, self.evidence = math.log(1 / level), 0.0
         self.verdict: Verdict = "undecided"
-        self._tolerance, self._give_up = tolerance, math.log(1 / futility)
-        self._min_effect = tolerance / (1 + tolerance) if tolerance else min_effect
+        self._margin, self._give_up = margin, math.log(1 / futility)
+        self._min_effect = margin / (1 + margin) if margin else min_effect
         self._better, self._worse = Bets(), Bets()
 
     def add(self, values: Sequence[float]) -> Verdict:
@@ -87,7 +87,7 @@ class Sequential:
                     fix="scale the reward to [0, 1], or turn the gate off: lessons.gate.enabled = false",
                 )
         # Equal differences are one term, so that the sum does not depend on their order.
-        counts = Counter((value + self._tolerance) / (1 + self._tolerance) for value in values)
+        counts = Counter((value + self._margin) / (1 + self._margin) for value in values)
         evidence = self._better.add(counts)
         against = self._worse.add({self._min_effect - value: count for value, count in counts.items()})
         self.evidence = max(self.evidence, evidence)

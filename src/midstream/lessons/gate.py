@@ -5,14 +5,14 @@
    from the bad at the price of one test. A batch that passes is sorted too: good changes carry bad ones along.
 3. Test the good ones together once more, on rollouts that had no part in choosing them. If they pass, they are accepted
    and the others rejected; if they do not, a batch that passed is accepted as it is.
-4. Of the changes that are not accepted, those that save tokens (removals, shorter texts) get a test of their own, with
-   what is accepted on both sides: they are accepted if the mean reward falls by less than `tolerance`.
+4. With a `margin`, the changes that save tokens (removals, texts that are a tenth shorter) and are not accepted get a
+   non-inferiority test, with what is accepted on both sides: is the loss of mean reward less than the margin?
 
 What is accepted has passed a test; what seems bad is rejected; the rest is pending and joins the next batch.
 
 The error rate: an update makes at most two tests, or three where a change saves tokens, which is known before. Each may
 err with a chance of `error_rate` / (2 `updates`), or / (3 `updates`). So the chance that a run ever accepts a
-change of the lessons that does not raise the mean reward over the validation set, or saves tokens and costs `tolerance`
+change of the lessons that does not raise the mean reward over the validation set, or saves tokens and costs `margin`
 or more, is at most `error_rate`. It is a statement about what is accepted together: single
 lessons have effects with intervals. `benchmarks/gate_power.py` measures both, and what the gate costs.
 
@@ -44,7 +44,7 @@ from midstream.lessons.operations import Operation, applied
 from midstream.lessons.settings import GateConfig
 
 Fate = Literal["accepted", "rejected", "pending", "waiting"]
-TestName = Literal["whole", "kept", "leaner"]
+TestName = Literal["whole", "kept", "not worse"]
 TESTS = 2  # of an update at most, and one more where a change saves tokens
 _FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
 _NORMAL = NormalDist()
@@ -57,7 +57,7 @@ class Test(Frozen):
     sides, `left_out` the others. `evidence` is the largest natural log of the test's e-value for "better", `needed`
     the value that it had to reach: log(1 / its share of the error rate). `mean`, `interval` (95 %) and `error` (of the
     mean) are of the difference in reward, without what stopping early adds to it (`betting.unbiased_mean`). With a
-    `tolerance` the verdict "better" says that the mean is above -tolerance.
+    `margin` the verdict "better" says that the mean is above -margin.
     """
 
     # pytest would collect it by its name.
@@ -72,7 +72,7 @@ class Test(Frozen):
     error: float = 0.0
     evidence: float = 0.0
     needed: float = 0.0
-    tolerance: float = 0.0
+    margin: float = 0.0
     verdict: Verdict
 
 
@@ -119,7 +119,7 @@ async def decide(
     share the error rate. `seed` is for the draws of tasks and halves. Raises `InfrastructureError` if no pair of a
     block had a result.
     """
-    lean = [i for i, change in enumerate(changes) if config.tolerance and saves_tokens(lesson_set, change)]
+    lean = [i for i, change in enumerate(changes) if config.margin and saves_tokens(lesson_set, change)]
     level = config.error_rate / ((TESTS + bool(lean or retested)) * updates)
     trial = Trial(lesson_set=lesson_set, changes=changes, tasks=tasks, play=play, config=config, level=level, seed=seed)
     tests: list[Test] = []
@@ -130,16 +130,21 @@ async def decide(
         tests, fates, effects, halves = await _sorted(trial)
     # What is accepted is on both sides of the last test.
     accepted = applied(lesson_set, [change for change, fate in zip(changes, fates, strict=True) if fate == "accepted"])
-    left = [i for i in lean if fates[i] != "accepted" and effects[i].interval[1] > -config.tolerance]
+    left = [i for i in lean if fates[i] != "accepted" and effects[i].interval[1] > -config.margin]
     everything = [*changes, *retested]
     if left := (*left, *range(len(changes), len(everything))):
         leaner = replace(trial, lesson_set=accepted, changes=everything)
-        test, found = await leaner.test("leaner", left, tolerance=config.tolerance)
+        test, found = await leaner.test("not worse", left, margin=config.margin)
         tests.append(test)
         fates.extend("rejected" for _ in retested)
         effects += [found.effect(alone=len(left) == 1, mean=test.mean)] * len(retested)
-        for i in left if test.verdict == "better" else ():
-            fates[i], effects[i] = "accepted", found.effect(alone=len(left) == 1, mean=test.mean)
+        if test.verdict == "better":
+            effect = found.effect(alone=len(left) == 1, mean=test.mean)
+            names = tuple(everything[i].id for i in left)
+            bundle = Bundle(changes=names, mean=test.mean, interval=test.interval, pairs=test.pairs)
+            for i in left:
+                fates[i] = "accepted"
+                effects[i] = effect if effect.alone else effect.model_copy(update={"bundle": bundle})
     records = tuple(
         ChangeRecord(operation=change, fate=fate, effect=effect)
         for change, fate, effect in zip(everything, fates, effects, strict=True)
@@ -175,11 +180,11 @@ async def _sorted(trial: Trial) -> tuple[list[Test], list[Fate], list[Effect], H
 
 
 def saves_tokens(lesson_set: LessonSet, change: Operation) -> bool:
-    """Whether a change removes a text, or makes it shorter."""
+    """Whether a change removes a text, or makes it shorter by a tenth."""
     before = lesson_set.find(change.id)
     if change.kind == "delete" or before is None:
         return before is not None
-    return change.kind == "modify" and tokens(change.text) < tokens(before.text)
+    return change.kind == "modify" and tokens(change.text) <= 0.9 * tokens(before.text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,13 +225,13 @@ class Trial:
             self.lesson_set, self.changes, whole=whole, total=total, pairs=pairs, enough=config.min_effect
         )
 
-    async def test(self, name: TestName, places: tuple[int, ...], tolerance: float = 0.0) -> tuple[Test, Differences]:
+    async def test(self, name: TestName, places: tuple[int, ...], margin: float = 0.0) -> tuple[Test, Differences]:
         """Test the lessons with the changes at these places against those without; returns all differences, too."""
         pairs, found, seen = self._pairs(name, self.config.test_pairs), Differences(), list[float]()
         changed = applied(self.lesson_set, [self.changes[i] for i in places])
 
         def begin() -> Sequential:
-            return Sequential(level=self.level, min_effect=self.config.min_effect, tolerance=tolerance)
+            return Sequential(level=self.level, min_effect=self.config.min_effect, margin=margin)
 
         test = begin()
         while test.verdict == "undecided" and not pairs.spent:
@@ -247,7 +252,7 @@ class Trial:
             evidence=test.evidence,
             error=found.error,
             needed=test.needed,
-            tolerance=tolerance,
+            margin=margin,
             verdict=test.verdict,
         ), found
 

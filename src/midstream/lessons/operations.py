@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from midstream.core.data import Frozen
-from midstream.core.text import PLACE
+from midstream.core.text import PLACE, neutral
 from midstream.core.texts import kind_of
 from midstream.lessons.lesson_set import (
     ID,
@@ -126,7 +126,9 @@ class _Screen:
         self.lessons = {lesson.id: lesson for lesson in lesson_set.lessons}
         self._ids = set(self.lessons)  # of lessons that are there, or were
         self._touched: set[str] = set()
-        self._size = size(lesson_set)
+        # What waits for a person may come in later.
+        waiting = (_lesson(change, self.lessons.get(change.id)) for change in rules.waiting if change.kind != "delete")
+        self._size = size(lesson_set) + sum(max(0, _growth(self.lessons.get(new.id), new)) for new in waiting)
 
     def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
         """Refuse the operation or accept it into the set. `known`: it has the id that an earlier batch gave it."""
@@ -192,6 +194,8 @@ class _Screen:
             limit = limit and max(limit, tokens(before.text))
             if (places := sorted(PLACE.findall(before.text))) != sorted(PLACE.findall(text)):
                 return f"it must keep the places of {before.id}: {', '.join(places) or 'none'}"
+            if neutral(text) != text and neutral(before.text) == before.text:
+                return "it holds a token of a chat template"
         if limit is not None and tokens(text) > limit:
             return f"too long: {tokens(text)} tokens, a {kind} may have {limit}"
         if twin := self._twin(operation):

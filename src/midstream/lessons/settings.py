@@ -62,7 +62,8 @@ class GateConfig(Settings):
         tasks: validation tasks
         error_rate: the probability that a run accepts any change that does not help
         min_effect: the smallest effect on the mean reward that is worth finding
-        tolerance: what a removal or a shorter text may cost in mean reward; 0: it must raise it, as any other change
+        margin: what a removal, or a text that is a tenth shorter, may cost in mean reward, each time that one is
+            accepted; 0: it must raise it, as any other change
         block: pairs of fresh validation rollouts between two looks of a test
         test_pairs: the most pairs of one test; an update makes at most two tests, three if it can save tokens
         bisect_pairs: the most pairs to separate good changes from bad ones by random halves; 0: never separate
@@ -72,7 +73,7 @@ class GateConfig(Settings):
     tasks: int = Field(default=100, ge=2)
     error_rate: float = Field(default=0.05, gt=0, lt=1)
     min_effect: float = Field(default=0.02, gt=0, lt=1)
-    tolerance: float = Field(default=0.05, ge=0, lt=1)
+    margin: float = Field(default=0.0, ge=0, lt=1)
     block: int = Field(default=32, ge=1)
     test_pairs: int = Field(default=600, ge=1)
     bisect_pairs: int = Field(default=1000, ge=0)
@@ -200,7 +201,7 @@ class LessonsConfig(Settings):
             times = self.searching + sum(kind_of(place) == "text" for place in self.modules)
             found[f"trying candidates, {updates} updates"] = updates * self.search_rollouts * times
         if self.gate.enabled:
-            pairs = (3 if self.gate.tolerance else 2) * self.gate.test_pairs + self.gate.bisect_pairs
+            pairs = (3 if self.gate.margin else 2) * self.gate.test_pairs + self.gate.bisect_pairs
             found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
         return found
 

@@ -30,7 +30,7 @@ from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonOrigin, LessonSet, measured, proven, render_modules
-from midstream.lessons.operations import Operation, Rules, applied, screened
+from midstream.lessons.operations import Operation, OperationOutcome, Rules, applied, screened
 from midstream.lessons.proposer import Proposal, Proposer, Work
 from midstream.lessons.reflection import Reflection
 from midstream.lessons.reflector import Reflector
@@ -40,6 +40,8 @@ from midstream.lessons.similarity import leak_guard
 from midstream.rollout import Environment, Group
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.journal import Report
+
+RETESTED = "tested again: the weights have moved since it was accepted"
 
 
 class LessonLearner:
@@ -109,14 +111,16 @@ class LessonLearner:
             lesson_guards=self._leak,
             subsets=self.config.gate.enabled,
         )
-        proposal = await self.propose(step, tasks, lesson_set, rules)
+        proposal = await self.propose(step, tasks, lesson_set, rules, pending)
+        lost = [outcome.operation for outcome in proposal.left_out]
+        pending = [operation for operation in pending if operation not in lost]
         trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
         proposed = [*pending, *proposal.operations]
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
         used = Counter({lesson.id: len(trajectories) for lesson in lesson_set.rendered})
-        after, decision = await self._gated(step, lesson_set, moved, changes, used)
+        after, decision = await self._gated(step, lesson_set, moved, changes, used, rules)
         done = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
         rewards = [trajectory.reward.value for trajectory in done if trajectory.reward is not None]
         no_longer_sound = [outcome for outcome in outcomes[: len(pending)] if outcome.refused]
@@ -166,6 +170,7 @@ class LessonLearner:
         moved: LessonSet,
         changes: Sequence[Operation],
         used: Counter[str],
+        rules: Rules,
     ) -> tuple[LessonSet, Decision]:
         """The gate's decision on `changes` of `moved`, and the lesson set after it.
 
@@ -185,7 +190,7 @@ class LessonLearner:
             decision = await decide(
                 moved,
                 changes,
-                retested=self._retested(step, moved, changes),
+                retested=self._retested(step, moved, changes, rules),
                 tasks=self.validation,
                 play=play,
                 config=config,
@@ -214,25 +219,35 @@ class LessonLearner:
             proven_for = self.identity if config.enabled and sound else ""
         return proven(after, proven_for), decision
 
-    def _retested(self, step: int, lesson_set: LessonSet, changes: Sequence[Operation]) -> list[Operation]:
+    def _retested(
+        self, step: int, lesson_set: LessonSet, changes: Sequence[Operation], rules: Rules
+    ) -> list[Operation]:
         """The removal of one lesson that no change concerns: as weights move, it may no longer be needed."""
-        touched = {change.id for change in changes}
-        lessons = [
-            lesson
-            for lesson in lesson_set.rendered
-            if lesson.state == "active" and kind_of(lesson.module) != "text" and lesson.id not in touched
-        ]
-        if not (self.retests and lessons and self.config.gate.tolerance):
+        if not (self.retests and self.config.gate.margin):
             return []
-        lesson = lessons[step % len(lessons)]
-        origin = LessonOrigin(update=step, why="tested again: the weights have moved since it was accepted")
-        return [Operation(kind="delete", id=lesson.id, origin=origin)]
+        touched, origin = {change.id for change in changes}, LessonOrigin(update=step, why=RETESTED)
+        removals = [
+            Operation(kind="delete", id=lesson.id, origin=origin)
+            for lesson in lesson_set.rendered
+            if lesson.id not in touched
+        ]
+        # Each for itself: one is chosen.
+        sound = [removal for removal in removals if not screened(lesson_set, [removal], rules)[1][0].refused]
+        return [sound[step % len(sound)]] if sound else []
 
     # --- what a batch suggests ---
 
-    async def propose(self, step: int, tasks: Sequence[Task], lesson_set: LessonSet, rules: Rules) -> Proposal:
+    async def propose(
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        lesson_set: LessonSet,
+        rules: Rules,
+        pending: Sequence[Operation] = (),
+    ) -> Proposal:
         """Roll out, and ask every proposer, each with an equal number of rollouts to try candidates with.
 
+        Of several new versions of one text, `pending` ones included, the best on the batch's tasks goes on.
         Raises `InfrastructureError` if every rollout failed: the run stops until the cause is repaired.
         """
         # Simulated and degraded tools follow the progress; the gate has none.
@@ -266,20 +281,24 @@ class LessonLearner:
             made = await proposer.propose(work(name))
             found.append(made if isinstance(made, Proposal) else Proposal(operations=made))
         operations = [operation for proposal in found for operation in proposal.operations]
+        left_out = [outcome for proposal in found for outcome in proposal.left_out]
         versions: dict[str, list[Operation]] = {}
-        for operation in operations:
+        for operation in (*pending, *operations):
             lesson = lesson_set.find(operation.id)
             if operation.kind == "modify" and lesson is not None and kind_of(lesson.module) == "text":
                 versions.setdefault(operation.id, []).append(operation)
         for lesson_id, rivals in versions.items():
             if len(rivals) > 1:
                 chosen = await work(f"versions of {lesson_id}").best([(operation,) for operation in rivals])
-                operations = [operation for operation in operations if operation not in rivals or operation in chosen]
+                lost = [operation for operation in rivals if operation not in chosen]
+                operations = [operation for operation in operations if operation not in lost]
+                reason = f"another version of {lesson_id} was better on the batch"
+                left_out += [OperationOutcome(operation=operation, refused=reason) for operation in lost]
         return Proposal(
             operations=operations,
             groups=groups,
             uniform=max(proposal.uniform for proposal in found),
             broken={task: why for proposal in found for task, why in proposal.broken.items()},
-            left_out=[outcome for proposal in found for outcome in proposal.left_out],
+            left_out=left_out,
             unreadable=[text for proposal in found for text in proposal.unreadable],
         )

@@ -398,8 +398,8 @@ def update_table(records: Sequence[UpdateRecord]) -> Block | None:
 
 
 def verdict_of(test: Test) -> str:
-    """The verdict in words; of a test of removals and shorter texts, whether they cost at most the tolerance."""
-    if not test.tolerance:
+    """The verdict in words; of a test of removals and shorter texts, whether they cost at most the margin."""
+    if not test.margin:
         return test.verdict
     words = {"better": "equal worth", "not better": "worth more as it was", "undecided": "undecided"}
     return words[test.verdict]

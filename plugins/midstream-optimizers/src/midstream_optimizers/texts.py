@@ -73,8 +73,10 @@ class RewriterConfig(ProposerConfig):
 
 
 def learned_texts(work: Work) -> list[Lesson]:
-    """The texts that this run may rewrite: one a place, without those that a person pinned or vetoed."""
-    own = [lesson for lesson in work.lesson_set.lessons if lesson.module in work.config.modules]
+    """The texts that this run may rewrite: one a place, without those that a person pinned, or decides on."""
+    waiting = {change.id for change in work.rules.waiting}
+    every = (lesson for lesson in work.lesson_set.lessons if lesson.module in work.config.modules)
+    own = [lesson for lesson in every if lesson.id not in waiting]
     return [lesson for lesson in own if kind_of(lesson.module) == "text" and lesson.state == "active"]
 
 
