@@ -61,9 +61,9 @@ def text(name: str, default: str) -> Text:
 
     Raises `UsageError` if the name is no word, or was marked with another default.
     """
-    found = Text.marked.setdefault(name, Text(name, default))
     if not re.fullmatch(r"\w+", name) or not default.strip():
         raise UsageError(f"text({name!r}, {default!r:.60})", code="name-invalid", fix="give a word and a text")
+    found = Text.marked.setdefault(name, Text(name, default))
     if found.default != default:
         raise UsageError(f"two texts are called {name!r}", code="name-clash", fix="give each its own name")
     return found

@@ -61,7 +61,8 @@ def to_draft(lesson_set: LessonSet) -> str:
         # A JSON string is a TOML string: a text has no control characters but line breaks.
         table = {key: json.dumps(getattr(lesson, key), ensure_ascii=False) for key in ("id", "module", "state", "text")}
         if "\n" in lesson.text:
-            table["text"] = '"""\n' + table["text"][1:-1].replace("\\n", "\n") + '"""'
+            lines_of = (json.dumps(part, ensure_ascii=False)[1:-1] for part in lesson.text.split("\n"))
+            table["text"] = '"""\n' + "\n".join(lines_of) + '"""'
         lines += ["[[lessons]]", *(f"{key} = {value}" for key, value in table.items()), ""]
     return "\n".join(lines)
 

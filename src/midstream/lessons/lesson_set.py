@@ -37,7 +37,8 @@ def fitted(place: str, text: str) -> str:
     """Normalize a text for its place: a lesson is one line, other texts keep their lines."""
     if kind_of(place) == "lesson":
         return one_line(text)
-    return "\n".join(_UNPRINTABLE.sub("?", part.expandtabs()) for part in text.splitlines())
+    # A line break at the end would be lost one by one, each time that a file is read.
+    return "\n".join(_UNPRINTABLE.sub("?", part.expandtabs()) for part in text.splitlines()).rstrip("\n")
 
 
 ID = re.compile(r"L[1-9][0-9]{0,17}")
