@@ -27,7 +27,7 @@ from midstream.core.errors import RecipeError, RewardError, UnsupportedError, Us
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.texts import TEXTS, TOOLS, Lessons
+from midstream.core.texts import PROMPT, TEXTS, TOOLS, Lessons
 from midstream.core.threads import in_event_loop
 from midstream.core.tool import Renamed, Tool
 from midstream.core.trajectory import Trajectory
@@ -298,7 +298,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
         showing = {name for name, module in modules.items() if getattr(module, "shows_lessons", False)}
-        lessons = {place: text for place, text in self.lessons.items() if place.partition(".")[0] in showing | _SHARED}
+        showing |= _SHARED | {name + PROMPT for name, module in modules.items() if getattr(module, "instructions", "")}
+        lessons = {place: text for place, text in self.lessons.items() if {place, place.partition(".")[0]} & showing}
         return rollout.Environment(
             agent=agent,
             tools=self.tool_tables.wrapped(chosen.wrappers) if chosen and chosen.wrappers else self.tools,
