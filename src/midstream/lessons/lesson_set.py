@@ -206,15 +206,22 @@ def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
 
 
 def with_bases(lesson_set: LessonSet, bases: Mapping[str, str]) -> LessonSet:
-    """Add the texts that the recipe has, by place, where the lesson set has none; no prompt changes."""
-    held = {lesson.module for lesson in lesson_set.lessons}
+    """Set the texts that the recipe has, by place, where none was learned; no prompt changes."""
+    # The set may come from another recipe.
+    lessons = [
+        Lesson(**dict(lesson) | {"text": bases.get(lesson.module, lesson.text)})
+        if lesson.origin.source == "recipe"
+        else lesson
+        for lesson in lesson_set.lessons
+    ]
+    held = {lesson.module for lesson in lessons}
     first, origin = next_number(lesson_set), LessonOrigin(source="recipe")
     missing = [(place, text) for place, text in bases.items() if place not in held]
     added = [
         Lesson(id=f"L{number}", module=place, text=text, origin=origin)
         for number, (place, text) in enumerate(missing, first)
     ]
-    return with_lessons(lesson_set, (*lesson_set.lessons, *added))
+    return with_lessons(lesson_set, (*lessons, *added))
 
 
 def proven(lesson_set: LessonSet, agent: str) -> LessonSet:

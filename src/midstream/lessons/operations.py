@@ -189,7 +189,7 @@ class _Screen:
             if (places := sorted(PLACE.findall(before.text))) != sorted(PLACE.findall(text)):
                 return f"it must keep the places of {before.id}: {', '.join(places) or 'none'}"
         if limit is not None and tokens(text) > limit:
-            return f"too long: {tokens(text)} tokens, a {kind} may have {limit}"
+            return f"too long: {tokens(text)} tokens, {kind}s may have {limit}"
         if twin := self._twin(operation):
             return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
         for guard in (*(rules.lesson_guards if kind == "lesson" else ()), *rules.guards):
