@@ -244,7 +244,8 @@ class LessonLearner:
                 rules=rules,
                 reflector=self.reflector,
                 runner=self.runner,
-                rollouts=self.config.search_rollouts,
+                # Rewards choose nothing where they must not grade.
+                rollouts=self.config.search_rollouts if groups and self.config.truth == "answer" else 0,
             )
 
         found = list[Proposal]()
