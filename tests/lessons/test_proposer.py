@@ -367,6 +367,10 @@ def plain(work):
     return []
 
 
+async def silent(work):
+    pass
+
+
 def raises(work):
     raise ValueError("no idea")
 
@@ -410,7 +414,7 @@ def test_a_function_of_a_file_is_a_proposer_with_settings(own):
     assert found.text == "Look first. 6"
     [found] = with_own(own, "lesson", text="Ask.").operations
     assert found.text == "Ask. 6"
-    assert with_own(own, "plain").operations == []
+    assert with_own(own, "plain").operations == with_own(own, "silent").operations == []
 
 
 def test_a_class_of_a_file_is_a_proposer_with_settings(own):

@@ -251,7 +251,7 @@ class LessonLearner:
         found = list[Proposal]()
         for name, proposer in self.proposers.items():
             made = await proposer.propose(work(name))
-            found.append(made if isinstance(made, Proposal) else Proposal(operations=made))
+            found.append(made if isinstance(made, Proposal) else Proposal(operations=made or ()))
         operations = [operation for proposal in found for operation in proposal.operations]
         versions: dict[str, list[Operation]] = {}
         for operation in operations:
