@@ -207,13 +207,11 @@ def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
 
 def with_bases(lesson_set: LessonSet, bases: Mapping[str, str]) -> LessonSet:
     """Set the texts that the recipe has, by place, where none was learned; no prompt changes."""
-    # The set may come from another recipe.
-    lessons = [
-        Lesson(**dict(lesson) | {"text": bases.get(lesson.module, lesson.text)})
-        if lesson.origin.source == "recipe"
-        else lesson
-        for lesson in lesson_set.lessons
-    ]
+    lessons = list(lesson_set.lessons)
+    for i, lesson in enumerate(lessons):
+        # The set may come from another recipe.
+        if lesson.origin.source == "recipe" and lesson.module in bases:
+            lessons[i] = Lesson(**dict(lesson) | {"text": bases[lesson.module]})
     held = {lesson.module for lesson in lessons}
     first, origin = next_number(lesson_set), LessonOrigin(source="recipe")
     missing = [(place, text) for place, text in bases.items() if place not in held]

@@ -181,7 +181,7 @@ class _Screen:
             return "it has no text"
         if operation.module not in rules.modules:
             return f"no lessons for {operation.module!r}, only for {', '.join(rules.modules)}"
-        for place in {operation.module, before.module if before else ""}:
+        for place in (operation.module, before.module if before else ""):
             if kind_of(place) == "text" and (before is None or before.module != operation.module):
                 return f"{place} has one text: modify it"
         if kind == "text" and before is not None:
