@@ -13,15 +13,18 @@ from midstream.cli.main import main
 from midstream.core.agent import lessons_digest
 from midstream.core.errors import BudgetError
 from midstream.core.events import StepFinished, UpdateFinished
+from midstream.interface.results import Run
 from midstream.lessons.commit import History, read_updates
 from midstream.lessons.lesson_set import render_modules
 from midstream.process import open_budget
 from midstream.recipe.both import TAKEN_AWAY
 from midstream.recipe.build import Build
 from midstream.recipe.check import resolve
+from midstream.recipe.estimate import batches_of
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import session_of
+from midstream.report.comparison import open_compared
 from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
@@ -299,8 +302,40 @@ def test_it_is_evaluated_with_both_and_with_the_lessons_taken_away(whole):
     assert shown(root, f"eval-test-greedy-{STEPS}") == {last}
     assert shown(root, "eval-test-greedy") == {""}
     found = [(result.policy, result.set_name, result.step) for result in RunDirectory(root).evaluations.read()]
-    assert found[-2:] == [("trained", "test", STEPS), (TAKEN_AWAY, "test", None)]
-    assert len({name for name in trajectories(root) if name.startswith("eval-test")}) == 3
+    # Last is the agent as it was left, which is what the run is compared by.
+    assert found[-2:] == [(TAKEN_AWAY, "test", None), ("trained", "test", STEPS)]
+    compared = open_compared(root).results["test", "greedy"]
+    assert (compared.policy, compared.step) == ("trained", STEPS)
+    assert set(trajectories(root)) == {
+        *(f"step-{step:06}" for step in range(1, STEPS + 1)),
+        *(f"eval-{kind}-{update}" for kind in ("update", "gate") for update in range(1, UPDATES + 1)),
+        *(f"eval-validation-greedy-{step}" for step in (0, 2, 4, 5)),
+        *(f"eval-test-greedy{step}" for step in ("-0", "-5", "")),
+    }
+
+
+def test_what_it_learned_is_read_like_that_of_any_run(whole, capsys):
+    run = Run(RunDirectory.open(whole[0]))
+    assert [lesson.text for lesson in run.lessons] == ["Stay calm", "Read with care"]
+    shown = "# Lessons from earlier tasks\n\n- Stay calm\n- Read with care"
+    assert run.prompts()["planner"].messages() == [{"role": "system", "content": shown}]
+    assert main(["lessons", "versions", str(whole[0])]) == 0
+    assert "learning 2" in capsys.readouterr().out
+
+
+def test_the_estimate_of_a_run_of_both_is_an_upper_bound(whole, own):
+    with Build(recipe_of(own)) as build:
+        most = {batch.what.partition(",")[0]: batch.count for batch in batches_of(build, training=True)}
+    made = trajectories(whole[0])
+
+    def count(start):
+        return sum(len(found) for name, found in made.items() if name.startswith(start))
+
+    assert count("eval-test") == most["test"]
+    assert count("eval-validation") == most["validation"]
+    assert count("step-") == most["training"]
+    assert count("eval-update") <= most["learning"]
+    assert count("eval-gate") <= most["gate"]
 
 
 def test_its_page_compares_before_with_and_without_and_lists_the_lessons(whole):

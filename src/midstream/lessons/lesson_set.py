@@ -208,8 +208,7 @@ def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
 def with_bases(lesson_set: LessonSet, bases: Mapping[str, str]) -> LessonSet:
     """Set the texts that the recipe has, by place, where none was learned; no prompt changes."""
     lessons = list(lesson_set.lessons)
-    for i, lesson in enumerate(lessons):
-        # The set may come from another recipe.
+    for i, lesson in enumerate(lessons):  # which may come from another recipe
         if lesson.origin.source == "recipe" and lesson.module in bases:
             lessons[i] = Lesson(**dict(lesson) | {"text": bases[lesson.module]})
     held = {lesson.module for lesson in lessons}

@@ -106,15 +106,15 @@ class BothSession(Session):
         self.weights.close()
 
     async def finish(self) -> None:
-        """Export the weights, and evaluate them with the newest lesson set, and without."""
+        """Evaluate the weights without lessons, export them, and evaluate them with the newest lesson set."""
         self.finishing = True
         parts = self.weights.parts
+        if self.lessons_at(1) and parts.evaluation.at != "none":
+            await parts.publish(self.weights.done)
+            # Without a step, and first: the newest results are those of the agent as it was left.
+            for work in every_set(
+                parts.evaluation, parts.set_tasks, parts.make_environment, policy=TAKEN_AWAY, seed=parts.seed
+            ):
+                work = replace(work, environment=replace(work.environment, lessons=NO_LESSONS))
+                await evaluate_set(self.run_directory, work, self.weights.store, self.listener)
         await self.weights.finish()
-        if not self.lessons_at(1) or parts.evaluation.at == "none":
-            return
-        # Without a step: results of one are those of the agent as it was left.
-        for work in every_set(
-            parts.evaluation, parts.set_tasks, parts.make_environment, policy=TAKEN_AWAY, seed=parts.seed
-        ):
-            work = replace(work, environment=replace(work.environment, lessons=NO_LESSONS))
-            await evaluate_set(self.run_directory, work, self.weights.store, self.listener)
