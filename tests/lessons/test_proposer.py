@@ -1,4 +1,4 @@
-"""Proposers: what an update gives them, how candidates are tried, and what of theirs goes on."""
+"""Proposers: what an update gives them, how candidates are tried, and which of their changes are kept."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_of_a_candidate_its_sound_operations_are_tried():
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_with_too_few_rollouts_the_first_sound_candidate_goes_on_untried(left):
+def test_with_too_few_rollouts_the_first_sound_candidate_is_chosen_untried(left):
     chosen, runs, used = best_of(
         version("No places"), version("{{tools}} A 0.1"), version("{{tools}} B 0.9"), search_rollouts=left
     )
@@ -248,7 +248,7 @@ def fixed(*operations: Operation):
     return give
 
 
-def test_of_two_proposers_versions_of_one_text_the_better_goes_on_and_other_changes_stay():
+def test_of_two_proposers_versions_of_one_text_the_better_is_kept_and_other_changes_stay():
     agent = Reader()
     lesson = Operation(kind="add", text="Look first.", module="planner")
     proposers = {"a": fixed(lesson, *version("{{tools}} A 0.4")), "b": fixed(*version("{{tools}} B 0.8"))}
@@ -282,7 +282,7 @@ def test_each_proposer_has_an_equal_number_of_rollouts_and_a_seed_of_its_own():
 
 
 def test_where_nothing_is_graded_versions_are_not_tried_by_their_rewards():
-    """With truth = "none" or lessons from a model alone no gold answer may choose: the first one goes on."""
+    """With truth = "none" or lessons from a model alone no gold answer may choose: the first one is kept."""
     two = fixed(*version("{{tools}} A 0.4"), *version("{{tools}} B 0.8"))
     agent = Reader()
     made = learner({"reflection": two}, agent=agent, truth="none", proposers=["reflection"])

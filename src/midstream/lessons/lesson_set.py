@@ -210,7 +210,7 @@ def with_bases(lesson_set: LessonSet, bases: Mapping[str, str]) -> LessonSet:
     lessons = list(lesson_set.lessons)
     for i, lesson in enumerate(lessons):  # which may come from another recipe
         if lesson.origin.source == "recipe" and lesson.module in bases:
-            lessons[i] = Lesson(**dict(lesson) | {"text": bases[lesson.module]})
+            lessons[i] = lesson.model_copy(update={"text": fitted(lesson.module, bases[lesson.module])})
     held = {lesson.module for lesson in lessons}
     first, origin = next_number(lesson_set), LessonOrigin(source="recipe")
     missing = [(place, text) for place, text in bases.items() if place not in held]
