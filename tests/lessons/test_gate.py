@@ -305,3 +305,80 @@ def test_a_shorter_text_of_equal_worth_replaces_a_longer_one():
 def test_a_removal_that_costs_the_margin_is_rarely_accepted():
     found = [removed(worth(0.1), "L1", seed=seed, test_pairs=200) for seed in range(40)]
     assert sum(fates(decision) == ["accepted"] for decision in found) <= 2
+
+
+# --- removals that nobody suggested -----------------------------------------------------------------------------------
+
+
+def retested(lesson_set: LessonSet, *ids: str, changes: Sequence[Operation] = (), **config: Any) -> Decision:
+    removals = [Operation(kind="delete", id=name) for name in ids]
+    settings = GateConfig(**{"tolerance": 0.1, "bisect_pairs": 0, "test_pairs": 1000, **config})
+    return asyncio.run(
+        decide(
+            lesson_set, changes, retested=removals, tasks=TASKS, play=Agent().play, config=settings, updates=1, seed=0
+        )
+    )
+
+
+def test_a_removal_that_is_retested_alone_has_one_test_with_its_share_of_the_error_rate():
+    decision = retested(worth(0.0, 0.3), "L1")
+    assert [lesson.id for lesson in decision.lesson_set.lessons] == ["L2"]
+    [test] = decision.tests
+    assert (test.name, test.changes, test.verdict, test.tolerance) == ("leaner", (0,), "better", 0.1)
+    assert test.needed == pytest.approx(math.log(3 / 0.05))
+    [record] = decision.changes
+    assert (record.operation.id, record.fate) == ("L1", "accepted")
+    assert (record.effect.alone, record.effect.mean, record.effect.pairs) == (True, test.mean, test.pairs)
+    assert decision.bisect_pairs == 0
+
+
+@pytest.mark.parametrize("test_pairs", [1000, 8])
+def test_a_lesson_that_is_still_needed_or_that_may_be_stays(test_pairs):
+    decision = retested(worth(0.0, 0.3), "L2", test_pairs=test_pairs)
+    # Never pending: its turn comes again.
+    assert fates(decision) == ["rejected"]
+    assert decision.lesson_set == worth(0.0, 0.3).model_copy(update={"next_number": 3})
+    assert decision.changes[0].effect.pairs == decision.tests[0].pairs
+
+
+def test_a_retested_removal_is_no_part_of_the_tests_of_other_changes():
+    changes = [Operation(kind="add", id="L3", text="0.3 new", module="planner")]
+    before = worth(0.0, 0.1)
+    decision = retested(before, "L1", changes=changes)
+    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0,)), ("leaner", (1,))]
+    assert [(record.operation.id, record.fate) for record in decision.changes] == [
+        ("L3", "accepted"),
+        ("L1", "accepted"),
+    ]
+    # What is accepted is on both sides of the last test.
+    assert [lesson.id for lesson in decision.lesson_set.lessons] == ["L2", "L3"]
+    assert [record.effect.alone for record in decision.changes] == [True, True]
+    # The third test takes a share of the error rate.
+    assert retested(before, changes=changes).tests[0].needed < decision.tests[0].needed
+
+
+def test_removals_of_both_kinds_share_one_test_and_one_effect():
+    changes = [Operation(kind="delete", id="L2")]
+    decision = retested(worth(0.0, 0.0, 0.3), "L1", changes=changes)
+    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0,)), ("leaner", (0, 1))]
+    assert fates(decision) == ["accepted", "accepted"]
+    one, two = (record.effect for record in decision.changes)
+    assert one == two
+    assert (one.alone, one.mean) == (False, decision.tests[-1].mean)
+    assert [lesson.id for lesson in decision.lesson_set.lessons] == ["L3"]
+
+
+def test_where_removals_of_both_kinds_cost_too_much_all_stay():
+    changes = [Operation(kind="delete", id="L2")]
+    decision = retested(worth(0.3, 0.0, 0.0), "L1", changes=changes)
+    assert fates(decision)[1] == "rejected"
+    assert {"L1", "L2"} <= {lesson.id for lesson in decision.lesson_set.lessons}
+
+
+def test_with_nothing_to_retest_numbers_are_as_without():
+    assert retested(worth(0.2), changes=batch(0.12, -0.2)) == asyncio.run(
+        decide(
+            worth(0.2), batch(0.12, -0.2), tasks=TASKS, play=Agent().play,
+            config=GateConfig(tolerance=0.1, bisect_pairs=0, test_pairs=1000), updates=1, seed=0,
+        )
+    )  # fmt: skip

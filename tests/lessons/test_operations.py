@@ -118,7 +118,7 @@ def test_keeping_changes_nothing():
         (Operation(kind="modify", id="L1", text="ALWAYS, shout!"), "like the vetoed L3"),
         (add(""), "it has no text"),
         (add("Be kind.", "verifier"), "no lessons for 'verifier', only for planner, executor"),
-        (add("word " * 30), "too long: 38 tokens, a lesson may have 20"),
+        (add("word " * 30), "too long: 38 tokens, lessons may have 20"),
         (add("Look the numbers up first"), "repeats L1"),
         (add("Always shout", "executor"), "like the vetoed L3"),
         (add("The answer is 42"), "it holds an answer"),

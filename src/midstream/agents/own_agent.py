@@ -38,6 +38,7 @@ from midstream.core.json_schema import schema_error
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
+from midstream.core.texts import EXAMPLES
 from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score
@@ -206,7 +207,7 @@ class FunctionAgent(RecordedAgent):
             "tools": {tool.name: CallableTool(run, tool) for tool in context.tools},
             "model": Model(run, ROLE),
             "models": {role: Model(run, role) for role in context.engines},
-            "lessons": context.lessons.get(ROLE, ""),
+            "lessons": "\n\n".join(filter(None, map(context.lessons.get, (ROLE, ROLE + EXAMPLES)))),
         }
         broken = True
         try:

@@ -74,7 +74,7 @@ class PromptTemplate:
         if not text:
             return self
         changed = copy(self)
-        changed.instructions = text
+        changed.instructions = neutral(text)
         return changed
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:

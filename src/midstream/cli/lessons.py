@@ -19,6 +19,7 @@ from midstream.cli import options as shared
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
+from midstream.core.texts import EXAMPLES
 from midstream.lessons.access import EditableLessons, editable_lessons, history, read
 from midstream.lessons.approval import decide, read_approvals
 from midstream.lessons.editing import edited, to_draft, to_json
@@ -192,8 +193,9 @@ def _save(place: EditableLessons, text: str) -> tuple[LessonSet, str]:
     """Keep the lesson set as a person's TOML has it; returns it and its name."""
     agent = run_recipe(place.run).agent if place.run else None
     every = modules_of("agentflow" if agent is None else agent.type)
-    modules = [name for name in every if agent is None or shows_lessons(agent, name)]
-    modules += [lesson.module for lesson in place.lesson_set.lessons if "." in lesson.module]
+    showing = [name for name in every if agent is None or shows_lessons(agent, name)]
+    held = [lesson.module for lesson in place.lesson_set.lessons if "." in lesson.module]
+    modules = [*dict.fromkeys([*showing, *(name + EXAMPLES for name in showing), *held])]
     changed, outcomes = edited(place.lesson_set, text, Rules(modules=modules, subsets=False))
     for outcome in outcomes:
         if outcome.refused:

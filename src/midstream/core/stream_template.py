@@ -125,7 +125,8 @@ class Template(Settings):
         """The same with other instructions, which have the same places; the same where they are ""."""
         # A learned text has no line break at its end, which a prompt of plain text needs.
         end = "\n" if self.instructions.endswith("\n") and not text.endswith("\n") else ""
-        return self.model_copy(update={"system" if self.system else "user": text + end}) if text else self
+        part, shown = "system" if self.system else "user", self.grammar.neutral(text) + end
+        return self.model_copy(update={part: shown}) if text else self
 
     def mismatch(self, what: str, fix: str) -> RecipeError:
         """The error for an agent, tools or a task that the template does not fit."""

@@ -70,8 +70,8 @@ class Run:
 
     @property
     def lessons(self) -> list[Lesson]:
-        """The lessons that a lesson run has learned, those in the prompts alone."""
-        if self.directory.info().kind != "lessons":
+        """The lessons that a run has learned, those in the prompts alone."""
+        if not self.directory.lessons_dir.exists():
             return []
         from midstream.lessons.access import read
 

@@ -38,7 +38,9 @@ def fitted(place: str, text: str) -> str:
     if kind_of(place) == "lesson":
         return one_line(text)
     lines = text.replace("\r\n", "\n").split("\n")
-    return "\n".join("\t".join(_UNPRINTABLE.sub("?", part) for part in line.split("\t")) for line in lines)
+    clean = ("\t".join(_UNPRINTABLE.sub("?", part) for part in line.split("\t")) for line in lines)
+    # A line break at the end would be lost one by one, each time that a file is read.
+    return "\n".join(clean).rstrip("\n")
 
 
 ID = re.compile(r"L[1-9][0-9]{0,17}")
@@ -206,15 +208,19 @@ def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
 
 
 def with_bases(lesson_set: LessonSet, bases: Mapping[str, str]) -> LessonSet:
-    """Add the texts that the recipe has, by place, where the lesson set has none; no prompt changes."""
-    held = {lesson.module for lesson in lesson_set.lessons}
+    """Set the texts that the recipe has, by place, where none was learned; no prompt changes."""
+    lessons = list(lesson_set.lessons)
+    for i, lesson in enumerate(lessons):  # which may come from another recipe
+        if lesson.origin.source == "recipe" and lesson.module in bases:
+            lessons[i] = lesson.model_copy(update={"text": fitted(lesson.module, bases[lesson.module])})
+    held = {lesson.module for lesson in lessons}
     first, origin = next_number(lesson_set), LessonOrigin(source="recipe")
     missing = [(place, text) for place, text in bases.items() if place not in held]
     added = [
         Lesson(id=f"L{number}", module=place, text=text, origin=origin)
         for number, (place, text) in enumerate(missing, first)
     ]
-    return with_lessons(lesson_set, (*lesson_set.lessons, *added))
+    return with_lessons(lesson_set, (*lessons, *added))
 
 
 def proven(lesson_set: LessonSet, agent: str) -> LessonSet:

@@ -188,8 +188,9 @@ class _Screen:
             return "it has no text"
         if operation.module not in rules.modules:
             return f"no lessons for {operation.module!r}, only for {', '.join(rules.modules)}"
-        if kind == "text" and (before is None or before.module != operation.module):
-            return f"{operation.module} has one text: modify it"
+        for place in (operation.module, before.module if before else ""):
+            if kind_of(place) == "text" and (before is None or before.module != operation.module):
+                return f"{place} has one text: modify it"
         if kind == "text" and before is not None:
             limit = limit and max(limit, tokens(before.text))
             if (places := sorted(PLACE.findall(before.text))) != sorted(PLACE.findall(text)):
@@ -197,7 +198,7 @@ class _Screen:
             if neutral(text) != text and neutral(before.text) == before.text:
                 return "it holds a token of a chat template"
         if limit is not None and tokens(text) > limit:
-            return f"too long: {tokens(text)} tokens, a {kind} may have {limit}"
+            return f"too long: {tokens(text)} tokens, {kind}s may have {limit}"
         if twin := self._twin(operation):
             return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
         for guard in (*(rules.lesson_guards if kind == "lesson" else ()), *rules.guards):

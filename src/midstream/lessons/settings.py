@@ -196,9 +196,8 @@ class LessonsConfig(Settings):
         learning = tasks * self.group_size if self.lessons_from == "rollouts" else 0
         what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
         found = {what: learning}
-        if self.searching:
-            # Several versions of one text are compared once more.
-            times = self.searching + sum(kind_of(place) == "text" for place in self.modules)
+        # Several versions of one text are compared once more.
+        if times := self.searching + sum(kind_of(place) == "text" for place in self.modules):
             found[f"trying candidates, {updates} updates"] = updates * self.search_rollouts * times
         if self.gate.enabled:
             pairs = (3 if self.gate.margin else 2) * self.gate.test_pairs + self.gate.bisect_pairs

@@ -273,13 +273,14 @@ class LessonLearner:
                 rules=rules,
                 reflector=self.reflector,
                 runner=runner,
-                rollouts=self.config.search_rollouts,
+                # Rewards choose nothing where they must not grade.
+                rollouts=self.config.search_rollouts if groups and self.config.truth == "answer" else 0,
             )
 
         found = list[Proposal]()
         for name, proposer in self.proposers.items():
             made = await proposer.propose(work(name))
-            found.append(made if isinstance(made, Proposal) else Proposal(operations=made))
+            found.append(made if isinstance(made, Proposal) else Proposal(operations=made or ()))
         operations = [operation for proposal in found for operation in proposal.operations]
         left_out = [outcome for proposal in found for outcome in proposal.left_out]
         versions: dict[str, list[Operation]] = {}

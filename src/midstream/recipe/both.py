@@ -53,7 +53,9 @@ class BothSession(Session):
         self.weights = TrainingSession(weights, run, listener)
         self.weights.parts = replace(weights, make_environment=with_lessons)
         self.rounds, steps = self.texts.most_updates, weights.training.steps
-        self.per_round = -(-steps // self.rounds)
+        # A budget may allow no update.
+        self.turns = max(1, self.rounds)
+        self.per_round = -(-steps // self.turns)
 
     async def begin(self) -> range:
         """Restore both, and evaluate for the first time; returns the turns that are left: steps and updates."""
@@ -62,7 +64,7 @@ class BothSession(Session):
         done, updates = self.weights.done, len(self.texts.updates)
         # An older checkpoint than the newest update's repeats steps, and no update.
         turns = done + min(updates, done // self.per_round)
-        return range(turns + 1, self.rounds * (self.per_round + 1) + 1)
+        return range(turns + 1, self.turns * (self.per_round + 1) + 1)
 
     async def step(self, step: int) -> None:
         """Make one turn: a step of weights, or, after `per_round` of them, an update of the lesson set."""
@@ -74,7 +76,7 @@ class BothSession(Session):
                 algorithm = self.weights.algorithm
                 algorithm.environment = replace(algorithm.environment, lessons=self.lessons_at(number))
                 await self.weights.step(number)
-        elif round_ == len(self.texts.updates):
+        elif round_ == len(self.texts.updates) < self.rounds:
             self.weights.save_last()
             await self.weights.parts.publish(self.weights.done)
             self.texts.lessons.identity = self.identify(self.run_directory.checkpoints.digest(self.weights.done))
@@ -104,16 +106,16 @@ class BothSession(Session):
         self.weights.close()
 
     async def finish(self) -> None:
-        """Export the weights, and evaluate them with the newest lesson set, and without."""
+        """Evaluate the weights without lessons, export them, and evaluate them with the newest lesson set."""
         self.finishing = True
         self.texts.take_approvals()
         parts = self.weights.parts
+        if self.lessons_at(1) and parts.evaluation.at != "none":
+            await parts.publish(self.weights.done)
+            # Without a step, and first: the newest results are those of the agent as it was left.
+            for work in every_set(
+                parts.evaluation, parts.set_tasks, parts.make_environment, policy=TAKEN_AWAY, seed=parts.seed
+            ):
+                work = replace(work, environment=replace(work.environment, lessons=NO_LESSONS))
+                await evaluate_set(self.run_directory, work, self.weights.store, self.listener)
         await self.weights.finish()
-        if not self.lessons_at(1) or parts.evaluation.at == "none":
-            return
-        # Without a step: results of one are those of the agent as it was left.
-        for work in every_set(
-            parts.evaluation, parts.set_tasks, parts.make_environment, policy=TAKEN_AWAY, seed=parts.seed
-        ):
-            work = replace(work, environment=replace(work.environment, lessons=NO_LESSONS))
-            await evaluate_set(self.run_directory, work, self.weights.store, self.listener)

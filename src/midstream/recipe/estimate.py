@@ -142,6 +142,7 @@ def batches_of(build: Build, *, training: bool) -> list[Batch]:
             found.append(replace(rollouts, learns=what.startswith("learning")))
     learns = bool(lessons or (schedule and schedule.steps))
     times = {"both": 2, "end": 1, "none": 0}[config.at] if learns else 1  # before and after
+    times += bool(times and schedule and lessons)  # and with the lessons taken away
     found += [evaluation(chosen, times * len(config.temperatures) * config.trials) for chosen in config.sets if times]
     if schedule and config.at != "none":
         first = config.at == "both"
