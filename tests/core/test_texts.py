@@ -49,11 +49,10 @@ def test_outside_of_a_run_a_text_is_its_default():
     assert SHOWN.get() is NO_LESSONS
 
 
-def test_a_file_that_is_loaded_again_marks_the_same_text():
-    assert text("system", "One.") is text("system", "One.")
-    with raises("name-clash", "two texts are called 'system'"):
-        text("system", "Two.")
-    assert str(Text.marked["system"]) == "One."
+def test_a_notebook_may_mark_a_text_again():
+    text("system", "One.")
+    marked = text("system", "Two.")
+    assert (str(Text.marked["system"]), marked + "!", "-" + marked) == ("Two.", "Two.!", "-Two.")
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_a_removal_that_costs_the_margin_is_rarely_accepted():
 
 def retested(lesson_set: LessonSet, *ids: str, changes: Sequence[Operation] = (), **config: Any) -> Decision:
     removals = [Operation(kind="delete", id=name) for name in ids]
-    settings = GateConfig(**{"tolerance": 0.1, "bisect_pairs": 0, "test_pairs": 1000, **config})
+    settings = GateConfig(**{"margin": 0.1, "bisect_pairs": 0, "test_pairs": 1000, **config})
     return asyncio.run(
         decide(
             lesson_set, changes, retested=removals, tasks=TASKS, play=Agent().play, config=settings, updates=1, seed=0
@@ -324,7 +324,7 @@ def test_a_removal_that_is_retested_alone_has_one_test_with_its_share_of_the_err
     decision = retested(worth(0.0, 0.3), "L1")
     assert [lesson.id for lesson in decision.lesson_set.lessons] == ["L2"]
     [test] = decision.tests
-    assert (test.name, test.changes, test.verdict, test.tolerance) == ("leaner", (0,), "better", 0.1)
+    assert (test.name, test.changes, test.verdict, test.margin) == ("not worse", (0,), "better", 0.1)
     assert test.needed == pytest.approx(math.log(3 / 0.05))
     [record] = decision.changes
     assert (record.operation.id, record.fate) == ("L1", "accepted")
@@ -345,7 +345,7 @@ def test_a_retested_removal_is_no_part_of_the_tests_of_other_changes():
     changes = [Operation(kind="add", id="L3", text="0.3 new", module="planner")]
     before = worth(0.0, 0.1)
     decision = retested(before, "L1", changes=changes)
-    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0,)), ("leaner", (1,))]
+    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0,)), ("not worse", (1,))]
     assert [(record.operation.id, record.fate) for record in decision.changes] == [
         ("L3", "accepted"),
         ("L1", "accepted"),
@@ -360,7 +360,7 @@ def test_a_retested_removal_is_no_part_of_the_tests_of_other_changes():
 def test_removals_of_both_kinds_share_one_test_and_one_effect():
     changes = [Operation(kind="delete", id="L2")]
     decision = retested(worth(0.0, 0.0, 0.3), "L1", changes=changes)
-    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0,)), ("leaner", (0, 1))]
+    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0,)), ("not worse", (0, 1))]
     assert fates(decision) == ["accepted", "accepted"]
     one, two = (record.effect for record in decision.changes)
     assert one == two
@@ -379,6 +379,6 @@ def test_with_nothing_to_retest_numbers_are_as_without():
     assert retested(worth(0.2), changes=batch(0.12, -0.2)) == asyncio.run(
         decide(
             worth(0.2), batch(0.12, -0.2), tasks=TASKS, play=Agent().play,
-            config=GateConfig(tolerance=0.1, bisect_pairs=0, test_pairs=1000), updates=1, seed=0,
+            config=GateConfig(margin=0.1, bisect_pairs=0, test_pairs=1000), updates=1, seed=0,
         )
     )  # fmt: skip

@@ -14,6 +14,7 @@ from midstream.core.agent import RunContext
 from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
+from midstream.lessons.approval import Approvals
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet, render_modules, with_bases
 from midstream.lessons.operations import Operation, Rules
@@ -436,7 +437,7 @@ def test_what_is_no_proposer_is_refused(own):
 def test_an_update_with_a_proposer_changes_the_set_and_records_it():
     made = learner({"mine": fixed(*version("{{tools}} Plan 0.9"), Operation(kind="delete", id="L1"))})
     start = START.model_copy(update={"lessons": (*START.lessons, Lesson(id="L2", text="Act."))})
-    found = asyncio.run(asyncio.wait_for(made.update(1, start, (), 2), timeout=30))
+    found = asyncio.run(asyncio.wait_for(made.update(1, start, (), 2, Approvals()), timeout=30))
     assert render_modules(found.lesson_set) == {PLACE: "{{tools}} Plan 0.9", "planner": "- Act."}
     assert [bool(outcome.refused) for outcome in found.record.proposed] == [False, True]
     assert [(lesson.id, lesson.used) for lesson in found.lesson_set.lessons] == [("L1", 0), ("L2", 12)]

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet
-from midstream.lessons.operations import Operation
+from midstream.lessons.operations import Operation, Rules
 from midstream.lessons.update import LessonLearner
 from midstream.rollout import Environment, RolloutConfig
 from support.reflectors import SetAnswers, settings
@@ -25,24 +25,33 @@ SET = LessonSet(
 )
 
 
-def learner(*, retests=True, **gate):
+RULES = Rules(modules=("planner",))
+
+
+def learner(*, retests=True, margin=0.1, **gate):
     environment = Environment(
         agent=SetAnswers([]), tools=(), engines={}, reward=StubReward(), config=RolloutConfig(max_attempts=1)
     )
     return LessonLearner(
-        config=settings(gate=gate), tasks=[], validation=[], environment=environment, engines={}, ledger=Ledger(),
-        seed=1, retests=retests,
-    )  # fmt: skip
+        config=settings(gate={"margin": margin, **gate}),
+        tasks=[],
+        validation=[],
+        environment=environment,
+        engines={},
+        ledger=Ledger(),
+        seed=1,
+        retests=retests,
+    )
 
 
 def chosen(made, changes=(), lesson_set=SET):
-    return [[operation.id for operation in made._retested(step, lesson_set, changes)] for step in range(1, 7)]
+    return [[operation.id for operation in made._retested(step, lesson_set, changes, RULES)] for step in range(1, 7)]
 
 
 def test_by_turns_each_lesson_and_example_that_no_person_marked():
     made = learner()
     assert chosen(made) == [["L4"], ["L7"], ["L1"], ["L4"], ["L7"], ["L1"]]
-    [operation] = made._retested(3, SET, ())
+    [operation] = made._retested(3, SET, (), RULES)
     assert (operation.kind, operation.origin.update, operation.origin.source) == ("delete", 3, "learned")
 
 
@@ -51,7 +60,7 @@ def test_none_that_another_change_of_the_update_concerns():
     assert chosen(learner(), changes) == [["L7"]] * 6
 
 
-@pytest.mark.parametrize("made", [learner(retests=False), learner(tolerance=0)], ids=["lesson run", "tolerance 0"])
+@pytest.mark.parametrize("made", [learner(retests=False), learner(margin=0)], ids=["lesson run", "margin 0"])
 def test_none_of_a_run_that_moves_no_weights_or_may_lose_nothing(made):
     assert chosen(made) == [[]] * 6
 

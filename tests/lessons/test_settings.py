@@ -27,7 +27,9 @@ def test_updates_and_their_tasks(limit, made, seen):
 
 def test_rollouts_and_requests():
     one = config(gate={"test_pairs": 30, "bisect_pairs": 40}, critic={"engine": "k"})
-    assert list(one.most_rollouts(NO_LIMIT).values()) == [60, 6 * 2 * (30 + 30 + 30 + 40)]
+    assert list(one.most_rollouts(NO_LIMIT).values()) == [60, 6 * 2 * (30 + 30 + 40)]
+    margin = config(gate={"test_pairs": 30, "bisect_pairs": 40, "margin": 0.1})
+    assert list(margin.most_rollouts(NO_LIMIT).values()) == [60, 6 * 2 * (30 + 30 + 30 + 40)]
     assert one.most_requests(NO_LIMIT) == {("summariser", "m"): 180, ("critic", "k"): 60, ("merger", "m"): 18}
 
 

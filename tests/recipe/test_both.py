@@ -56,7 +56,15 @@ LESSONS = {
     "group_size": 2,
     "search_rollouts": 0,
     "reflector": {"engine": "reflector"},
-    "gate": {"tasks": 2, "block": 8, "test_pairs": 24, "bisect_pairs": 8, "error_rate": 0.9, "min_effect": 0.3},
+    "gate": {
+        "tasks": 2,
+        "block": 8,
+        "test_pairs": 24,
+        "bisect_pairs": 8,
+        "error_rate": 0.9,
+        "margin": 0.05,
+        "min_effect": 0.3,
+    },
 }
 STEPS, UPDATES = 5, 3
 

@@ -36,7 +36,7 @@ from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, sampling_name
 from midstream.recipe.check import draw, in_process, resolve, set_reward, wrappers_of
-from midstream.recipe.lessons import check_known, lessons_of
+from midstream.recipe.lessons import lessons_of, one_texts
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.rewards.own import FunctionReward
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
@@ -234,7 +234,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         named = self.resolved["agent"].get("lessons")
         found = lessons_of(self.recipe.agent, named)
         if any(place.startswith((TOOLS, TEXTS)) for place in found):
-            check_known(found, self.tools, f"agent.lessons = {named!r}")
+            one_texts(self.recipe.agent, self.tools, found, f"agent.lessons = {named!r}")
         return found
 
     def environment(

@@ -268,7 +268,8 @@ def _check_engines(recipe: Recipe) -> None:
     for where, engine, kind in named:
         if engine is None or engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
-        answers_at_once = recipe.continuous and recipe.training is None
+        # A role of the reflector asks between rollouts, also where weights are trained.
+        answers_at_once = recipe.continuous and (recipe.training is None or kind == "role")
         # A tool may ask the reference of trained weights, which stays as it is.
         frozen = kind == "tool" and recipe.engines[engine].type == "reference"
         if kind in outside and in_process(recipe, engine) and not answers_at_once and not frozen:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from midstream.components.component import Context
-from midstream.components.kinds import modules_of
 from midstream.core.errors import RecipeError, name_place
 from midstream.core.task import Task, same_question
-from midstream.core.texts import PROMPT, kind_of
+from midstream.core.texts import kind_of
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.settings import SetConfig
 from midstream.lessons.access import read
@@ -21,7 +20,7 @@ from midstream.lessons.session import LessonsParts, Prepare
 from midstream.lessons.settings import GateConfig, LessonsConfig
 from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import teacher
-from midstream.recipe.lessons import check_known, instructions_of
+from midstream.recipe.lessons import one_texts
 from midstream.recipe.schema import Recipe
 from midstream.recipe.sessions import check_warm_start, refuse_strategy, require_apart, require_sandbox
 from midstream.runs import RunDirectory
@@ -55,9 +54,7 @@ def lessons_parts_of(build: Build) -> LessonsParts:
 
 def bases_of(build: Build, places: Sequence[str]) -> dict[str, str]:
     """The texts that the agent has without learning, of those places that have one text. Raises `RecipeError`."""
-    agent = build.recipe.agent
-    known = check_known(places, build.tools, "lessons.modules")
-    known |= {name + PROMPT: instructions_of(agent, name) for name in modules_of(agent.type)}
+    known = one_texts(build.recipe.agent, build.tools, places, "lessons.modules")
     return {place: known[place] for place in places if kind_of(place) == "text"}
 
 

@@ -18,7 +18,7 @@ from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.stream_template import load_template
 from midstream.core.task import task_keys
 from midstream.core.text import PLACE
-from midstream.core.texts import EXAMPLES, NO_LESSONS, PROMPT, TEXTS, TOOLS, Lessons, Text
+from midstream.core.texts import EXAMPLES, NO_LESSONS, PROMPT, TEXTS, TOOLS, Lessons, Text, kind_of
 from midstream.core.tool import Tool
 from midstream.evaluation.leakage import learned_tasks
 from midstream.lessons.lesson_set import identity, render_modules, split
@@ -61,16 +61,23 @@ def lessons_of(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, named: s
     return lessons
 
 
-def check_known(places: Iterable[str], tools: Sequence[Tool], where: str) -> dict[str, str]:
-    """The descriptions of tools and the marked texts, by place. Raises `RecipeError` for another place of these."""
-    known = {TOOLS + tool.name: tool.description for tool in tools}
+def one_texts(
+    agent: AgentConfig | InterleavedConfig | OwnAgentConfig, tools: Sequence[Tool], places: Iterable[str], where: str
+) -> dict[str, str]:
+    """The texts that an agent has without learning, of all places with one text; of `places` those must be there.
+
+    Raises `RecipeError` for one that this agent lacks.
+    """
+    known = {name + PROMPT: instructions_of(agent, name) for name in modules_of(agent.type)}
+    known |= {TOOLS + tool.name: tool.description for tool in tools}
     known |= {TEXTS + marked.name: marked.default for marked in Text.marked.values()}
+    known = {place: text for place, text in known.items() if text}
     for place in places:
-        if place.startswith((TOOLS, TEXTS)) and place not in known:
+        if kind_of(place) == "text" and place not in known:
             raise RecipeError(
                 f"{where} names {place!r}, which this agent does not have",
                 code="unknown-name",
-                fix=f"{did_you_mean(place, known)}it has {', '.join(known) or 'none: ms.text marks one'}",
+                fix=f"{did_you_mean(place, known)}name one of: {', '.join(known) or 'none'}; ms.text marks one",
             )
     return known
 
