@@ -4,9 +4,9 @@
     python benchmarks/fast_slow.py RECIPE --seeds 1 --set learner.threads=1 --set training.steps=12
 
 The recipe has [training] and [lessons]. For each seed it learns both; then weights alone, with as many steps as take
-the rollouts that both took to learn, those of the gate included; then lessons alone, with updates until as many are
-spent, at most four times those of both. Shuffled: both once more, with all rewards permuted at random. A run that is
-there is not repeated. Evaluations are not counted, and are the same for all.
+the rollouts that both took to learn, those of the gate included; then lessons alone, with as many updates as take them
+at what an update of both took, at most four times as many. Shuffled: both once more, with all rewards permuted at
+random. A run that is there is not repeated. Evaluations are not counted, and are the same for all.
 
 The last table has the four rows on held-out tasks: weights alone, lessons alone, both, and both with the lessons taken
 away. The interval is of the mean change over seeds from before, paired by seed, with Student's t.
@@ -80,10 +80,11 @@ def compared(recipe: str, out: Path, seed: int, settings: Sequence[str]) -> dict
     spent = rollouts(both)
     a_step = parsed.training.tasks_per_step * parsed.training.group_size
     steps = round(spent / a_step)
+    # What its updates took, those of the gate included.
+    for_lessons = spent - parsed.training.steps * a_step
     weights = [*settings, 'learn=["weights"]', f"training.steps={steps}"]
-    updates = parsed.lessons.epochs * MOST_UPDATES
-    evaluated = sum(result.tasks * result.trials for result in both.evaluations.read() if result.step == 0)
-    lessons = [*settings, 'learn=["lessons"]', f"lessons.epochs={updates}", f"budget.rollouts={spent + 2 * evaluated}"]
+    updates = min(MOST_UPDATES, max(1, round(spent / for_lessons))) * parsed.lessons.epochs
+    lessons = [*settings, 'learn=["lessons"]', f"lessons.epochs={updates}"]
     shuffled = [*settings, "training.shuffle_rewards=true", "lessons.shuffle_rewards=true"]
     return {
         "both": both,

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RepeatedError
 from midstream.core.events import (
     EvaluationFinished,
@@ -107,6 +108,12 @@ async def evaluate_set(
         store.forget(evaluation)
         return None
 
+    if evaluation.step is not None:
+        shown = lessons_digest(evaluation.environment.lessons)
+        kept = (result for result in results.read(store.path) if result.set == evaluation.name)
+        # A person may have changed the lessons of a run that learns since an interrupted attempt.
+        if any(result.trajectory.lessons != shown for result in kept):
+            store.forget(evaluation)
     refused: list[Trajectory] = []
 
     def keep(ended: Sequence[Ended]) -> None:

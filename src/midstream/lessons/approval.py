@@ -23,6 +23,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
 from midstream.lessons.commit import History, Version, read_updates
 from midstream.lessons.gate import Test
+from midstream.lessons.ledger import REPLIES, ROLLOUTS
 from midstream.lessons.lesson_set import Effect, LessonSet, measured, proven, render_modules
 from midstream.lessons.operations import Operation, applied
 from midstream.runs import RunDirectory
@@ -98,7 +99,7 @@ def decide(
 ) -> tuple[list[Waiting], list[Version] | None]:
     """Decide on the waiting changes of these lessons, of all without `ids`; with `update`, of that one alone.
 
-    Returns them and what a yes has made; None where that is left to the process at work in the run.
+    Returns them and what a yes has made; None where that is left to the run.
     Raises `UsageError` for an id that no waiting change has.
     """
     # Held until it is applied: of two processes the second finds the run unlocked.
@@ -115,11 +116,12 @@ def decide(
 
 
 def settle(run: RunDirectory) -> list[Version] | None:
-    """Apply what was approved; None if that is left to the process that is at work in the run."""
+    """Apply what was approved; None if that is left to the run: it is at work, or ended in the middle of an update."""
     if is_locked(run.lock_path):
         return None
     with run.lock():
-        return apply(run)
+        kept = (run.ledger_dir / name for name in (ROLLOUTS, REPLIES))
+        return None if any(path.exists() and path.stat().st_size for path in kept) else apply(run)
 
 
 def apply(run: RunDirectory) -> list[Version]:

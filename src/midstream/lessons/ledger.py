@@ -86,6 +86,11 @@ class Ledger:
         if self.directory is not None:
             self._journal(self.directory / REPLIES).append(Reply(key=key, calls=calls))
 
+    @property
+    def empty(self) -> bool:
+        """Whether no update is under way."""
+        return not (self._trajectories or self._replies)
+
     def clear(self) -> None:
         """Drop everything: all work is done and recorded."""
         self.close()

@@ -17,7 +17,6 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.agent import lessons_digest
 from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted, TrajectoriesFinished
@@ -36,7 +35,7 @@ from midstream.lessons.proposer import Proposer
 from midstream.lessons.runner import counter
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
-from midstream.runs import RunDirectory, results
+from midstream.runs import RunDirectory
 from midstream.runs.budget import HELD_BACK, Budget
 
 WITHOUT, WITH = "no lessons", "with lessons"
@@ -164,7 +163,7 @@ class LessonsSession(Session):
     async def step(self, step: int) -> None:
         """Make one update of the newest lesson set, and commit it."""
         # An interrupted update keeps the lessons that its rollouts had.
-        if not self.committer.ledger.kept(f"step-{step}"):
+        if self.committer.ledger.empty:
             apply(self.run_directory)
         before, said = self.committer.history.get(), read_approvals(self.run_directory)
         pending = self.updates[-1].pending if self.updates else ()
@@ -212,11 +211,6 @@ class LessonsSession(Session):
                 run.evaluations.append(result)
                 self.listener(EvaluationFinished(result))
                 continue
-            shown = lessons_digest(lessons)
-            kept = (result for result in results.read(run.results_path) if result.set == work.name)
-            # A person may have changed the lessons since an interrupted attempt.
-            if any(result.trajectory.lessons != shown for result in kept):
-                self.store.forget(work)
             what = f"evaluating {work.chosen.name}, {sampling_name(work.temperature)}:"
             count = counter(self._report, what, len(self.store.done(work)), len(work.tasks) * work.trials)
             await evaluate_set(run, work, self.store, self.listener, on_done=count)

@@ -210,5 +210,6 @@ class LessonsConfig(Settings):
         if self.lessons_from == "rollouts":
             counts = {"summariser": counts["critic"] * self.group_size, **counts}
         # A proposer asks at most once for each rollout that it tries a candidate with, or a few times without any.
-        counts["critic"] += self.most_updates(limits) * self.searching * max(10, self.search_rollouts)
+        others = sum(proposer.type != "reflection" for proposer in self.proposers)
+        counts["critic"] += self.most_updates(limits) * others * max(10, self.search_rollouts)
         return Counter({(name, self.role(name).engine): count * ASKS for name, count in counts.items()})

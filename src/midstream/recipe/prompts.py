@@ -24,11 +24,11 @@ from midstream.core.data import Frozen, JsonObject
 from midstream.core.errors import UnsupportedError
 from midstream.core.stream_template import load_template
 from midstream.core.text import render_lessons
-from midstream.core.texts import EXAMPLES, PROMPT, TEXTS
+from midstream.core.texts import EXAMPLES, PROMPT, TEXTS, TOOLS, Text
 from midstream.core.tool import described
 from midstream.core.trajectory import Message
 from midstream.recipe.build import Build
-from midstream.recipe.schema import InterleavedConfig
+from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig
 
 # Private characters around a place's name: a lesson or a tool may hold "{query}" as text.
 _PLACE = re.compile("\ue000(\\w+)\ue001")
@@ -95,7 +95,11 @@ def prompts_of(build: Build) -> dict[str, Prompt]:
             found[name] = Prompt(marked=module.prompt_form(offers, context.begin(name, 1), place))
         elif text := render_lessons(lessons.get(name, ""), lessons.get(name + EXAMPLES, "")).strip():
             found[name] = Prompt(marked=(Message(role="system", content=text),))
-    texts = {name: text for name, text in lessons.items() if name.startswith(TEXTS)}
+    texts: dict[str, str] = {}
+    if isinstance(agent, OwnAgentConfig):
+        # Such an agent writes its prompts itself, of these.
+        texts = {TEXTS + marked.name: marked.default for marked in Text.marked.values()}
+        texts |= {name: text for name, text in lessons.items() if name.startswith((TEXTS, TOOLS))}
     found |= {name: Prompt(marked=(Message(role="system", content=text),)) for name, text in texts.items()}
     if not found:
         what = f"no module of {build.recipe.name!r} has a prompt of messages: they write their own, or are programs"

@@ -61,7 +61,7 @@ class LessonsData:
 
     `run` is its directory as commands name it, `learned_from` what graded its rollouts. `compared` holds the test sets
     without and with lessons, `notes` why one is missing. `costs` are the parts of `spent` by phase and role where they
-    were kept; the role of the rollouts is "".
+    were kept; the role of the rollouts is "". `part` is the form of the name that an update's rollouts have.
     """
 
     run: str
@@ -77,6 +77,7 @@ class LessonsData:
     spent: Spent
     costs: Mapping[tuple[str, str], Spent]
     said: Approvals = Approvals()
+    part: str = "step-{:06d}"
 
     @property
     def lesson_set(self) -> LessonSet:
@@ -112,6 +113,7 @@ def read_lesson_run(run: RunDirectory) -> LessonsData:
         notes=notes,
         spent=spent,
         costs=costs,
+        part="step-{:06d}" if run.info().kind == "lessons" else "eval-update-{}",
         said=read_approvals(run, skip_damage),
     )
 
@@ -275,7 +277,9 @@ def lessons(data: LessonsData) -> list[Block | None]:
     # The largest measured effect first, then those without one in their order.
     for lesson in sorted(lesson_set.lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0):
         here = (lesson.id, lesson.origin) not in brought
-        cards.append(lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here)], vote=True))
+        cards.append(
+            lesson_card(lesson, span, more=[lesson_origin(data.run, lesson, here=here, part=data.part)], vote=True)
+        )
     more = cards[_CARDS_SHOWN:]
     return [
         text(words, "soft"),
@@ -285,12 +289,16 @@ def lessons(data: LessonsData) -> list[Block | None]:
     ]
 
 
-def lesson_origin(run: str, lesson: Lesson, *, here: bool) -> Block | None:
-    """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it is learned `here`."""
+def lesson_origin(run: str, lesson: Lesson, *, here: bool, part: str) -> Block | None:
+    """Where a lesson comes from: the model's reason, and the rollouts, which this run has if it is learned `here`.
+
+    `part` is the form of the name that an update's rollouts have.
+    """
     origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
         return None
-    shown = [f"midstream show {run} {shlex.quote(f'step-{origin.update:06d}/{id}')}" for id in origin.trajectories[:1]]
+    place = part.format(origin.update)
+    shown = [f"midstream show {run} {shlex.quote(f'{place}/{id}')}" for id in origin.trajectories[:1]]
     return blocks.fold(
         "Where it comes from",
         text(origin.why),
