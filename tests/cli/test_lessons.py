@@ -516,7 +516,8 @@ def test_what_waits_is_listed_and_decided(lesson_set, tmp_path):
     ]  # fmt: skip
     code, _, err = lesson_set("approve", run.root, "L9")
     assert (code, "unknown-name" in err) == (2, True)
-    assert lesson_set("approve", run.root, "L1")[:2] == (0, f"approve: L1 {run.root}@3")
+    unproven = f"unproven as it is: midstream lessons validate {run.root}"
+    assert lesson_set("approve", run.root, "L1")[:2] == (0, f"approve: L1 {run.root}@3 {unproven}")
     code, out, _ = lesson_set("reject", run.root)
     assert (code, out) == (0, "reject: L5")
     for action in ("waiting", "approve", "reject"):

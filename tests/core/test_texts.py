@@ -10,7 +10,7 @@ import pytest
 import midstream as ms
 from midstream.core.agent import RunContext
 from midstream.core.task import Task
-from midstream.core.texts import NO_LESSONS, SHOWN, Text, kind_of, text
+from midstream.core.texts import SHOWN, Text, kind_of, text
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, RolloutConfig, rollout
 from support.errors import raises
@@ -46,7 +46,7 @@ def test_a_place_says_what_it_holds(place, kind):
 def test_outside_of_a_run_a_text_is_its_default():
     system = ms.text("system", "You are careful.")
     assert (str(system), f"{system} Answer.") == ("You are careful.", "You are careful. Answer.")
-    assert SHOWN.get() is NO_LESSONS
+    assert SHOWN.get() is None
 
 
 def test_a_notebook_may_mark_a_text_again():

@@ -107,10 +107,14 @@ def test_what_a_person_has_changed_since_stays_as_it_is(run):
         .replace('"fate":"rejected"', '"fate":"waiting"')
     )
     run.updates_path.write_text(changed.replace('"step":1', '"step":3') + "\n")
-    decide(run, [name], "yes")
-    assert versions(run)[-1].note == f"not applied, changed since: {name}"
-    assert versions(run)[-1].lesson_set == versions(run)[-2].lesson_set
-    assert apply(run) == []
+    assert read_approvals(run).waiting[0].changed
+    before = run.approvals_path.read_bytes()
+    with pytest.raises(UsageError, check=coded("lessons-changed")):
+        decide(run, [name], "yes")
+    # It still waits, and a no is taken.
+    assert (run.approvals_path.read_bytes(), apply(run)) == (before, [])
+    decide(run, [name], "no")
+    assert name not in ids(read_approvals(run).waiting)
 
 
 def test_a_yes_while_the_run_is_at_work_is_used_from_the_next_update(tmp_path):

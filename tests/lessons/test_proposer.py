@@ -16,7 +16,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.approval import Approvals
 from midstream.lessons.ledger import Ledger
-from midstream.lessons.lesson_set import Lesson, LessonSet, render_modules, with_bases
+from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet, render_modules, with_bases
 from midstream.lessons.operations import Operation, Rules
 from midstream.lessons.proposer import Proposal, Work
 from midstream.lessons.settings import ROLES, LessonsConfig
@@ -242,6 +242,12 @@ def test_a_model_that_never_says_anything_gives_an_empty_reply():
 # --- several proposers ---
 
 
+def plain(found: Proposal) -> list[Operation]:
+    """The operations without the origins that they were given."""
+    assert all(operation.origin.why.startswith("suggested by ") for operation in found.operations)
+    return [operation.model_copy(update={"origin": LessonOrigin()}) for operation in found.operations]
+
+
 def fixed(*operations: Operation):
     async def give(work: Work):
         return operations
@@ -254,7 +260,7 @@ def test_of_two_proposers_versions_of_one_text_the_better_is_kept_and_other_chan
     lesson = Operation(kind="add", text="Look first.", module="planner")
     proposers = {"a": fixed(lesson, *version("{{tools}} A 0.4")), "b": fixed(*version("{{tools}} B 0.8"))}
     found = propose(learner(proposers, agent=agent))
-    assert list(found.operations) == [lesson, *version("{{tools}} B 0.8")]
+    assert plain(found) == [lesson, *version("{{tools}} B 0.8")]
     # The batch, and 12 for the present text and two versions.
     assert len(agent.runs) == 12 + 12
     worse = {"a": fixed(*version("{{tools}} A 0.1")), "b": fixed(*version("{{tools}} B 0.0"))}
@@ -265,7 +271,7 @@ def test_lessons_of_two_proposers_are_not_tried_against_each_other():
     agent = Reader()
     adds = [Operation(kind="add", text=text, module="planner") for text in ("Look first.", "Ask twice.")]
     found = propose(learner({"a": fixed(adds[0]), "b": fixed(adds[1])}, agent=agent))
-    assert (list(found.operations), len(agent.runs)) == (adds, 12)
+    assert (plain(found), len(agent.runs)) == (adds, 12)
 
 
 def test_each_proposer_has_an_equal_number_of_rollouts_and_a_seed_of_its_own():
@@ -287,7 +293,7 @@ def test_where_nothing_is_graded_versions_are_not_tried_by_their_rewards():
     two = fixed(*version("{{tools}} A 0.4"), *version("{{tools}} B 0.8"))
     agent = Reader()
     made = learner({"reflection": two}, agent=agent, truth="none", proposers=["reflection"])
-    assert list(propose(made).operations) == version("{{tools}} A 0.4")
+    assert plain(propose(made)) == version("{{tools}} A 0.4")
     assert len(agent.runs) == 12
     # The recipe's proposers, by which settings are checked, try nothing.
     assert not made.config.searching
@@ -350,7 +356,7 @@ def test_after_a_failed_engine_no_rollout_and_no_request_is_repeated(tmp_path):
     found = attempt()
     assert len(agent.runs) == runs + 6
     assert asked[requests:] == ["second"]
-    assert list(found.operations) == version("{{tools}} first 0.9")
+    assert plain(found) == version("{{tools}} first 0.9")
 
 
 # --- proposers of your own ---

@@ -38,7 +38,7 @@ from midstream.core.json_schema import schema_error
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
-from midstream.core.texts import EXAMPLES
+from midstream.core.texts import EXAMPLES, Text
 from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score
@@ -46,7 +46,7 @@ from midstream.core.trajectory import Action, Call, Command, Message, Observatio
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
 # Stands for a request until it is answered.
 _PENDING = Call(role="")
-Chat = str | Sequence[Mapping[str, str] | Message]
+Chat = str | Text | Sequence[Mapping[str, str | Text] | Message]
 
 
 class FunctionAgentSettings(AgentSettings):
@@ -143,7 +143,14 @@ class Model:
         module = run.context.begin(self._role, draft.index)
         changed = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop) or None}
         given = {key: value for key, value in changed.items() if value is not None}
-        chat = [Message(role="user", content=messages)] if isinstance(messages, str) else messages
+        chat = [{"role": "user", "content": messages}] if isinstance(messages, str | Text) else messages
+        # A text that is learned may stand where text does.
+        chat = [
+            {key: str(value) if isinstance(value, Text) else value for key, value in each.items()}
+            if isinstance(each, Mapping)
+            else each
+            for each in chat
+        ]
         request = Request(
             role=self._role,
             messages=tuple(map(Message.model_validate, chat)),

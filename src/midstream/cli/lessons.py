@@ -147,6 +147,8 @@ def decide_on(options: argparse.Namespace) -> int:
     later = f"the run at work takes it before its next update or at its end, otherwise: {resume}"
     parts = [text(said), text(later if made is None and options.verdict == "yes" else "", "warn")]
     parts += [text(f"{run.root}@{version.number}; {version.note}".removesuffix("; ")) for version in made or ()]
+    if made and (after := made[-1].lesson_set).rendered and not after.proven_for:
+        parts.append(text(f"unproven as it is: midstream lessons validate {shlex.quote(options.named)}", "warn"))
     return shared.show(options, {"verdict": options.verdict, "ids": ids, "applied": made is not None}, parts)
 
 

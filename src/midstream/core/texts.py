@@ -25,7 +25,7 @@ Lessons = Mapping[str, str]
 NO_LESSONS: Lessons = MappingProxyType({})
 PROMPT, EXAMPLES, TOOLS, TEXTS = ".prompt", ".examples", "tools.", "texts."
 # What the run under way may read.
-SHOWN: ContextVar[Lessons] = ContextVar("SHOWN", default=NO_LESSONS)
+SHOWN: ContextVar[Lessons | None] = ContextVar("SHOWN", default=None)
 
 
 def kind_of(place: str) -> Literal["lesson", "example", "text"]:
@@ -43,6 +43,8 @@ class Text:
 
     def __init__(self, name: str, default: str) -> None:
         self.name, self.default = name, default
+        # Whether a run has read it.
+        self.read = False
 
     def __add__(self, text: str) -> str:
         return str(self) + text
@@ -51,7 +53,15 @@ class Text:
         return text + str(self)
 
     def __str__(self) -> str:
-        return SHOWN.get().get(TEXTS + self.name, self.default)
+        shown = SHOWN.get()
+        self.read |= shown is not None
+        return (shown or NO_LESSONS).get(TEXTS + self.name, self.default)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __repr__(self) -> str:
+        return f"<Text {self.name!r}: {str(self)!r:.60}>"
 
 
 def text(name: str, default: str) -> Text:

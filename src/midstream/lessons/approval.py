@@ -45,7 +45,8 @@ class Approval(Frozen):
 class Waiting(Frozen):
     """A change that passed the gate in `update`, its effect, and the tests of it.
 
-    `diff` are the lines of a unified diff from the lesson's present text, without its heads.
+    `diff` are the lines of a unified diff from the lesson's present text, without its heads. `changed`: that text is
+    another one than was tested.
     """
 
     update: int
@@ -54,6 +55,7 @@ class Waiting(Frozen):
     diff: tuple[str, ...]
     effect: Effect | None
     tests: tuple[Test, ...]
+    changed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,10 @@ class Approvals:
     waiting: Sequence[Waiting] = ()
     approved: Sequence[Waiting] = ()
     rejected: Sequence[Waiting] = ()
+
+
+NOBODY = Approvals()
+"""Nobody has decided on anything."""
 
 
 def read_approvals(run: RunDirectory, on_damage: OnDamage = raise_damage) -> Approvals:
@@ -81,6 +87,7 @@ def read_approvals(run: RunDirectory, on_damage: OnDamage = raise_damage) -> App
                     diff=tuple(unified_diff(*texts, lineterm=""))[3:],
                     effect=change.effect,
                     tests=tuple(test for test in record.tests if number in test.changes),
+                    changed=_seen(versions[record.version - 1].lesson_set, operation) != _seen(current, operation),
                 )
     verdicts: dict[tuple[int, str], str] = {}
     for decision in Records(run.approvals_path, Approval).read(on_damage):
@@ -100,7 +107,7 @@ def decide(
     """Decide on the waiting changes of these lessons, of all without `ids`; with `update`, of that one alone.
 
     Returns them and what a yes has made; None where that is left to the run.
-    Raises `UsageError` for an id that no waiting change has.
+    Raises `UsageError` for an id that no waiting change has, and for a yes to a change of a text that was changed.
     """
     # Held until it is applied: of two processes the second finds the run unlocked.
     with appending(run.approvals_path):
@@ -109,6 +116,12 @@ def decide(
             what = f"no change of {min(unknown)!r} waits in {run.root}: it is decided, or never was one"
             raise UsageError(what, code="unknown-name", fix=f"midstream lessons waiting {shlex.quote(str(run.root))}")
         chosen = [change for change in waiting if not ids or change.operation.id in ids]
+        if changed := [change.operation.id for change in chosen if change.changed and verdict == "yes"]:
+            what = f"the text of {', '.join(changed)} is another one than was tested, so the change does not apply"
+            fix = (
+                f"midstream lessons reject {shlex.quote(str(run.root))} {' '.join(changed)}; or roll back to that text"
+            )
+            raise UsageError(what, code="lessons-changed", fix=fix)
         said = [Approval(update=change.update, lesson=change.operation.id, verdict=verdict) for change in chosen]
         with Journal(run.approvals_path) as journal:
             journal.append_many(said)

@@ -78,6 +78,9 @@ class UpdateRecord(Frozen):
     def no_contrast(self) -> str:
         """The reason why the update had nothing to learn from; "" if it had something, such as malformed replies."""
         idle = self.uniform + len(self.broken)
+        if self.broken and idle == self.groups:
+            why = next(iter(self.broken.values()))
+            return f"{len(self.broken)} of {self.groups} groups were left out, the first because {why}"
         return no_contrast(self.groups, idle, self.mean_reward, self.tool_use) if idle == self.groups else ""
 
     @property

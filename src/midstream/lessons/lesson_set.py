@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from midstream.agents.rendering import prompt_text
-from midstream.components.own import portable
+from midstream.components.own import portable, used
 from midstream.core.agent import lessons_digest
 from midstream.core.data import Frozen
 from midstream.core.text import neutral
@@ -138,6 +138,9 @@ class LessonSet(Frozen):
         twice = [name for name, count in Counter(lesson.id for lesson in self.lessons).items() if count > 1]
         if twice:
             raise ValueError(f"two lessons have the id {twice[0]}")
+        texts = Counter(lesson.module for lesson in self.lessons if kind_of(lesson.module) == "text")
+        if several := [place for place, count in texts.items() if count > 1]:
+            raise ValueError(f"{several[0]} has two texts, and can have one")
         return self
 
     def find(self, lesson_id: str) -> Lesson | None:
@@ -283,11 +286,14 @@ def identity(resolved: Table, weights: str = "") -> str:
         own = {key: value for key, value in agent.items() if key not in ("sampling", "lessons")}
         modules["agent"] = _with_model(own, engines)
     models = [module["engine"] for module in modules.values() if "engine" in module]
+    own_code = [each.digest for each in used({"agent": agent, **resolved["tools"]})]
     whole = {
         "modules": modules,
         "loop": {key: agent[key] for key in _LOOP if key in agent},
         "tools": {name: _with_model(table, engines) for name, table in resolved["tools"].items()},
         "weights": weights,
+        # The code of an agent, of its modules and tools of your own.
+        **({"own": own_code} if own_code else {}),
         # A model without a name gets its weights from the seed and the warm start.
         "start": {}
         if all("model" in model for model in models)

@@ -194,7 +194,8 @@ class _Screen:
         if kind == "text" and before is not None:
             limit = limit and max(limit, tokens(before.text))
             if (places := sorted(PLACE.findall(before.text))) != sorted(PLACE.findall(text)):
-                return f"it must keep the places of {before.id}: {', '.join(places) or 'none'}"
+                wanted, held = ", ".join(places) or "none", ", ".join(PLACE.findall(text)) or "none"
+                return f"it must have the places of {before.id}, each once: {wanted}; it has {held}"
             if neutral(text) != text and neutral(before.text) == before.text:
                 return "it holds a token of a chat template"
         if limit is not None and tokens(text) > limit:

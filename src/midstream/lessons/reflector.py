@@ -36,6 +36,7 @@ from midstream.core.engine import Engine, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream.core.text import neutral, spoken, to_json
+from midstream.core.texts import kind_of
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Trajectory, Turn
 from midstream.lessons.ledger import Ledger
@@ -210,11 +211,18 @@ _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and w
 
 def about_run(config: LessonsConfig) -> dict[str, str]:
     """The values that are equal in every prompt of a run: the length of a lesson, and the modules that may have one."""
-    lines = [f"  - {name}: {_MODULES[name]}" if name in _MODULES else f"  - {name}" for name in config.modules]
+    places = [name for name in config.modules if kind_of(name) == "lesson"]
+    lines = [f"  - {name}: {_MODULES[name]}" if name in _MODULES else f"  - {name}" for name in places]
+    lines += [
+        f"  - {name}: not a lesson but the whole text there, of any length: modify it by its id, and keep every "
+        "{{name}} in it"
+        for name in config.modules
+        if kind_of(name) == "text"
+    ]
     return {
         "words": str(_words(LESSON_TOKENS)),
         "modules": neutral("\n".join(lines)),
-        "module": config.modules[0],
+        "module": (*places, *config.modules)[0],
         "changes": str(config.changes_per_group),
     }
 

@@ -22,7 +22,7 @@ from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted, TrajectoriesFinished
 from midstream.core.metrics import malformed_example
 from midstream.core.task import Task
-from midstream.core.texts import NO_LESSONS
+from midstream.core.texts import NO_LESSONS, TEXTS, Text
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
@@ -146,6 +146,7 @@ class LessonsSession(Session):
             evaluated = tasks * len(evaluation.temperatures) * evaluation.trials
         held_back = math.ceil(evaluated * HELD_BACK)
         update = min(lessons.batch_size, lessons.tasks) * lessons.group_size
+        update += lessons.search_rollouts * lessons.searching
         if (needed := evaluated + update + held_back) > limit:
             self.note(
                 f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
@@ -166,13 +167,16 @@ class LessonsSession(Session):
         if self.committer.ledger.empty:
             apply(self.run_directory)
         before, said = self.committer.history.get(), read_approvals(self.run_directory)
-        pending = self.updates[-1].pending if self.updates else ()
+        pending, fresh = self.updates[-1].pending if self.updates else (), self.committer.ledger.empty
         made = await self.lessons.update(step, before.lesson_set, pending, before.number + 1, said)
         self.committer.commit(made)
         # An evaluation that was interrupted after an earlier update is not continued.
         self.store.retain(lambda name, failed: False)
         self.listener(made.record.event)
         self.updates.append(made.record)
+        marked = [Text.marked.get(place.removeprefix(TEXTS)) for place in self.parts.lessons.modules]
+        for unread in (each for each in marked if fresh and each is not None and not each.read):
+            self.note(f"no run has read the text {unread.name!r}: read it inside the agent's function, in its thread")
         if (why := made.record.no_contrast) and (step == 1 or made.record.tool_use.unreadable):
             example = malformed_example(made.trajectories, self.run_directory.root)
             self.note(f"update {step} has nothing to learn from: {why}.{example}")

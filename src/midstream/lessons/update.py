@@ -18,13 +18,13 @@ from dataclasses import replace
 from statistics import fmean
 
 from midstream.core.engine import Engine
-from midstream.core.errors import InfrastructureError
+from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import Tally
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.texts import kind_of
 from midstream.core.tool import RunProgress
-from midstream.lessons.approval import Approvals
+from midstream.lessons.approval import NOBODY, Approvals
 from midstream.lessons.commit import MadeUpdate, UpdateRecord
 from midstream.lessons.feedback import LessonFeedback
 from midstream.lessons.gate import ChangeRecord, Decision, decide
@@ -86,7 +86,12 @@ class LessonLearner:
         self.reflector = Reflector(config, engines, ledger, derive_seed(seed, label))
 
     async def update(
-        self, step: int, lesson_set: LessonSet, pending: Sequence[Operation], version: int, said: Approvals
+        self,
+        step: int,
+        lesson_set: LessonSet,
+        pending: Sequence[Operation],
+        version: int,
+        said: Approvals = NOBODY,
     ) -> MadeUpdate:
         """Make update number `step`, from 1; `version` is the number that its lesson set gets if it changes.
 
@@ -280,7 +285,14 @@ class LessonLearner:
         found = list[Proposal]()
         for name, proposer in self.proposers.items():
             made = await proposer.propose(work(name))
-            found.append(made if isinstance(made, Proposal) else Proposal(operations=made or ()))
+            proposal = made if isinstance(made, Proposal) else Proposal(operations=_operations(name, made))
+            # Where a proposer says nothing of it.
+            origin = LessonOrigin(update=step, tasks=tuple(task.id for task in tasks), why=f"suggested by {name}")
+            given = [
+                each.model_copy(update={"origin": origin}) if each.origin == LessonOrigin() else each
+                for each in proposal.operations
+            ]
+            found.append(replace(proposal, operations=given))
         operations = [operation for proposal in found for operation in proposal.operations]
         left_out = [outcome for proposal in found for outcome in proposal.left_out]
         versions: dict[str, list[Operation]] = {}
@@ -303,3 +315,13 @@ class LessonLearner:
             left_out=left_out,
             unreadable=[text for proposal in found for text in proposal.unreadable],
         )
+
+
+def _operations(proposer: str, made: object) -> Sequence[Operation]:
+    """What a proposer returned; None is nothing. Raises `RecipeError` for anything but operations."""
+    if made is None:
+        return []
+    if isinstance(made, Sequence) and all(isinstance(each, Operation) for each in made):
+        return made
+    what = f"proposer {proposer!r} returned {made!r:.100}"
+    raise RecipeError(what, code="component-failed", fix="return a list of midstream.lessons.operations.Operation")

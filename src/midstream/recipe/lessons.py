@@ -121,6 +121,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules
     Raises `RecipeError` if a place's module does not exist, is a program, or has a prompt file without `{{lessons}}`.
     """
     own = modules_of(agent.type)
+    places = [name + part for name in own for part in ("", PROMPT, EXAMPLES)]
     for place in modules:
         if place.startswith((TOOLS, TEXTS)):
             continue
@@ -129,8 +130,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules
             raise RecipeError(
                 f"{where} has lessons for {place!r}, which is not a module of this agent",
                 code="unknown-module",
-                fix=f"{did_you_mean(name, own)}name one of: {', '.join(own)}; its {name}{PROMPT}, {name}{EXAMPLES}; "
-                f"{TOOLS}NAME, {TEXTS}NAME",
+                fix=f"{did_you_mean(name, own)}name one of: {', '.join(places)}, {TOOLS}NAME, {TEXTS}NAME",
             )
         if instructions_of(agent, name) if place.endswith(PROMPT) else shows_lessons(agent, name):
             continue

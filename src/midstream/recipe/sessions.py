@@ -16,6 +16,7 @@ from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.events import Listener
 from midstream.core.task import Task, same_question
+from midstream.core.texts import TOOLS
 from midstream.evaluation.session import Session
 from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build, require_scored
@@ -26,6 +27,7 @@ from midstream.recipe.check import (
     teacher,
 )
 from midstream.recipe.estimate import on_hub
+from midstream.recipe.lessons import one_texts
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
@@ -123,6 +125,9 @@ def check_work(build: Build, work: Literal["train", "eval", "other"]) -> list[st
 
         draw_lesson_tasks(build, recipe.lessons, here)
         proposers_of(build, recipe.lessons)
+        # Tools may be servers, which do not start here.
+        places = [place for place in recipe.lessons.modules if not place.startswith(TOOLS)]
+        one_texts(recipe.agent, (), places, "lessons.modules")
         if recipe.training is None:
             return names
     _draw_training_tasks(build, here)

@@ -58,8 +58,9 @@ def lesson_card(
         effect = f"effect {points(lesson.effect)} points, {counted(lesson.effect.pairs, 'pair')}"
         effect += "" if lesson.effect.alone else ", measured only together with others"
         effect += ", accepted only as a part of its bundle" if lesson.effect.only_in_bundle else ""
-    used = f"used in {counted(lesson.used, 'rollout')}" if lesson.used else ""
-    used += f", helped {lesson.helped:,}, harmed {lesson.harmed:,}" if lesson.helped or lesson.harmed else ""
+    counts = [f"used in {counted(lesson.used, 'rollout')}"] if lesson.used else []
+    counts += [f"helped {lesson.helped:,}, harmed {lesson.harmed:,}"] if lesson.helped or lesson.harmed else []
+    used = ", ".join(counts)
     said = [", ".join(filter(None, about)), "; ".join(filter(None, (effect, used)))]
     said += [came_from(lesson.origin), lesson.origin.why] if origin else []
     drawn = lesson.effect and blocks.interval(lesson.effect.mean, lesson.effect.interval, span)

@@ -16,7 +16,7 @@ from midstream.components.tables import validate
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.evaluation.pairs import Evaluated, Paired, compare
-from midstream.lessons.approval import Approvals, read_approvals
+from midstream.lessons.approval import NOBODY, Approvals, read_approvals
 from midstream.lessons.commit import History, UpdateRecord, Version, read_updates
 from midstream.lessons.gate import Test
 from midstream.lessons.lesson_set import Lesson, LessonSet
@@ -76,7 +76,7 @@ class LessonsData:
     notes: Sequence[str] = ()
     spent: Spent
     costs: Mapping[tuple[str, str], Spent]
-    said: Approvals = Approvals()
+    said: Approvals = NOBODY
     part: str = "step-{:06d}"
 
     @property
@@ -181,6 +181,10 @@ def lead(data: LessonsData) -> str:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
     if count := len(data.said.waiting):
         sentences.append(f"{counted(count, 'change')} to decide on: midstream lessons waiting {data.run}.")
+    measured, newest = (data.updates[-1].version, data.versions[-1]) if data.updates and data.versions else (0, None)
+    if newest is not None and newest.number != measured:
+        run = f"midstream eval {data.run}"
+        sentences.append(f"It is version {newest.number} since ({newest.by}), which was not evaluated: {run}.")
     if lesson_set.rendered and not lesson_set.proven_for:
         sentences.append("The lesson set as it is was accepted by no test: it is unproven.")
     lost = counts_text(sum((Counter(record.event.left_out) for record in data.updates), Counter()))
