@@ -52,7 +52,7 @@ def test_outside_of_a_run_a_text_is_its_default():
 def test_a_notebook_may_mark_a_text_again():
     text("system", "One.")
     marked = text("system", "Two.")
-    assert (str(Text.marked["system"]), marked + "!", "-" + marked) == ("Two.", "Two.!", "-Two.")
+    assert (str(Text.marked["system"]), f"{marked:>6}!") == ("Two.", "  Two.!")
 
 
 @pytest.mark.parametrize(

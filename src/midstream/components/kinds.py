@@ -107,7 +107,7 @@ OWN: dict[Kind, str] = {
     "advantage": "midstream.training.own:own_advantage",
     "loss": "midstream.training.own:own_loss",
     "learner": "midstream.training.own:own_learner",
-    "proposer": "midstream.lessons.own:own_proposer",
+    "proposer": "midstream.lessons.proposer:own_proposer",
 }
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 

@@ -46,12 +46,6 @@ class Text:
         # Whether a run has read it.
         self.read = False
 
-    def __add__(self, text: str) -> str:
-        return str(self) + text
-
-    def __radd__(self, text: str) -> str:
-        return text + str(self)
-
     def __str__(self) -> str:
         shown = SHOWN.get()
         self.read |= shown is not None

@@ -16,13 +16,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
+from midstream.components.component import ComponentConfig, Context, Kind, ProposerConfig
+from midstream.components.own_settings import OwnFunction, class_or_object
 from midstream.core.errors import UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import spoken
-from midstream.core.trajectory import Message, Score, Trajectory
+from midstream.core.trajectory import Message, Trajectory
 from midstream.lessons.lesson_set import LessonSet, tokens
 from midstream.lessons.operations import Operation, OperationOutcome, Rules, applied, screened
 from midstream.lessons.reflector import Reflector, RoleCall
@@ -117,10 +120,11 @@ class Work:
             return groups
         # A control: rewards say nothing of any candidate, not even on average.
         draw = random.Random(derive_seed(self.seed, scope, "shuffle"))
-        return [
-            replace(group, trajectories=tuple(_rewarded(each, draw.choice(pool)) for each in group.trajectories))
-            for group in groups
-        ]
+
+        def drawn(trajectory: Trajectory) -> Trajectory:
+            return trajectory.model_copy(update={"reward": trajectory.reward and draw.choice(pool)})
+
+        return [replace(group, trajectories=tuple(map(drawn, group.trajectories))) for group in groups]
 
     async def best(self, candidates: Sequence[Sequence[Operation]]) -> Sequence[Operation]:
         """The candidate with the highest mean reward on the batch's tasks; none if the texts as they are earn more.
@@ -142,10 +146,6 @@ class Work:
         return sides[chosen - 1][0] if chosen else ()
 
 
-def _rewarded(trajectory: Trajectory, reward: Score) -> Trajectory:
-    return trajectory.model_copy(update={"reward": reward}) if trajectory.reward else trajectory
-
-
 class Proposer(Protocol):
     """Suggests changes of an agent's texts. It keeps nothing from one update to the next: a resumed run repeats it."""
 
@@ -162,3 +162,15 @@ def ended(trajectory: Trajectory) -> bool:
 def error_of(trajectory: Trajectory) -> str:
     """Return why a rollout failed, on one line."""
     return trajectory.error.line if trajectory.error else "no reward"
+
+
+def own_proposer(kind: Kind, reference: str, value: object) -> type[ComponentConfig]:
+    """The settings of a proposer of your own (`lessons.proposers = ["mine.py:shorter"]`)."""
+    if made := class_or_object(kind, ProposerConfig, reference, value, Proposer, "propose"):
+        return made
+    function = OwnFunction(kind, reference, value, ("work",), "a function of `work` that returns operations")
+
+    def build(settings: ComponentConfig, context: Context) -> Any:
+        return SimpleNamespace(propose=lambda work: function.called(settings, {"work": work}))
+
+    return function.settings(ProposerConfig, build=build)

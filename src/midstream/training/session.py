@@ -42,24 +42,6 @@ from midstream.training.supervised import SupervisedTraining, warm_start
 WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
 WARN_BELOW = 1.5  # tokens of an update's rows for each unique one
 _SAVE_AFTER_S = 600.0  # of steps without a checkpoint
-_MODEL_CARD = """---
-base_model: {model}
-library_name: peft
----
-# {recipe}: a LoRA adapter of {model}
-
-Trained by midstream {version}, recipe `{recipe}`, seed {seed}. \
-The whole recipe is in the run's `recipe.toml`, next to this folder.
-
-Tasks: `{tasks}`. Reward: `{reward}`, in [0, 1].
-
-| set | sampling | policy | success |
-|---|---|---|---|
-{results}
-Serve it, then name the adapter as the model:
-
-    vllm serve {model} --enable-lora --lora-modules {recipe}={directory}
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +289,8 @@ def model_card(run: RunDirectory, engine: str) -> str:
         f"| {found.set_name} | {found.sampling} | {found.policy} | {found.success:.1%} of {found.tasks} |\n"
         for found in run.evaluations.read()
     ]
-    return _MODEL_CARD.format(
+    card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    return card.format(
         model=resolved["engines"][engine].get("model", engine),
         recipe=info.recipe_name,
         version=info.midstream,
