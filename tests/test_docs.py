@@ -230,9 +230,13 @@ RECIPES = [
 
 
 @pytest.mark.parametrize("document", RECIPES)
-def test_recipes_are_valid(document, tmp_path):
+def test_recipes_are_valid(document, tmp_path, monkeypatch):
     blocks = fenced(text_of(document), "toml")
     assert blocks
+    monkeypatch.chdir(tmp_path)
+    for block in fenced(text_of(document), "python"):
+        if name := re.match(r"# (\w+\.py)\n", block):
+            Path(name[1]).write_text(block, encoding="utf-8")
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.toml"
         # A block without an agent shows a table to add to any recipe.

@@ -252,7 +252,7 @@ class LessonLearner:
     ) -> Proposal:
         """Roll out, and ask every proposer, each with an equal number of rollouts to try candidates with.
 
-        Of several new versions of one text, `pending` ones included, the best on the batch's tasks goes on.
+        Of several new versions of one text, `pending` ones included, the best on the batch's tasks is kept.
         Raises `InfrastructureError` if every rollout failed: the run stops until the cause is repaired.
         """
         # Simulated and degraded tools follow the progress; the gate has none.
