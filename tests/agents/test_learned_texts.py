@@ -225,6 +225,7 @@ def test_an_agent_behind_the_gateway_gets_lessons_and_examples_and_reads_its_tex
         made.gateway.config = ServeConfig()
         model = Model()
         rolled(made, {"policy": model}, lessons, ())
+        asyncio.run(made.gateway.close())
         return [(message.role, message.content) for message in model.requests[0].messages]
 
     assert messages({}) == [("user", "Be careful. How many seats?")]

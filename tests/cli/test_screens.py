@@ -88,7 +88,7 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_every_command_has_a_screen() -> None:
-    assert {path.stem.partition("-")[0] for path in SCREENS.iterdir()} == COMMANDS.keys() | {"demo"}
+    assert {path.stem.partition("-")[0] for path in SCREENS.iterdir()} == COMMANDS.keys() | {"check", "demo"}
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 # The place of objects that a program hands over.
 _HANDED_OVER = "python"
 # Settings that are paths of what is read: midstream's, and by their names those of a component of your own.
-PATHS = frozenset("path file prompt_file index lessons start cwd filter feedback files roots".split())
+PATHS = frozenset("path file prompt_file index lessons start cwd feedback files roots".split())
 _OWN_PATH = re.compile(r"lessons|(?:\w+_)?(?:path|file)")
 TRUST = "MIDSTREAM_TRUST"
 # The objects that this process handed over, by reference: `load` cannot import what no file holds.
