@@ -82,7 +82,7 @@ for part in (
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("kind", "examples"),
-    [(Trajectory, 2), pytest.param(Trajectory, 40, marks=pytest.mark.slow), (Memory, 40), (Task, 40)],
+    [(Trajectory, 1), (Turn, 3), pytest.param(Trajectory, 40, marks=pytest.mark.slow), (Memory, 40), (Task, 40)],
 )
 def test_json_round_trip(kind, examples):
     @settings(derandomize=True, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
