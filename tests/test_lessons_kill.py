@@ -137,11 +137,17 @@ def test_a_real_kill_while_changes_wait_for_a_person(tmp_path):
         first, root = read_updates(RunDirectory(tmp_path / "whole"))[0], tmp_path / "later"
         killed_with_nine(["train", str(tmp_path / "recipe.toml"), "--out", str(root)], root, "updates.jsonl")
         run_to_the_end(["lessons", "approve", str(root)])
-        approved = History(root / "lessons").get()
-        assert (approved.by, len(approved.operations)) == ("approval", len(first.changes))
         run_to_the_end(["resume", str(root)])
-        shown = {one.lessons for one in trajectories(root)["step-000002"]}
-        assert shown == {lessons_digest(render_modules(approved.lesson_set))}
+        # At once, or, where the kill was in the middle of an update, after it.
+        approved = next(version for version in History(root / "lessons").all() if version.by == "approval")
+        assert len(approved.operations) == len(first.changes)
+        shown = {
+            part: {one.lessons for one in found} for part, found in trajectories(root).items() if "gate" not in part
+        }
+        digest = lessons_digest(render_modules(approved.lesson_set))
+        assert shown["step-000001"] == {""}
+        assert shown["step-000002"] in ({""}, {digest})
+        assert {digest} in shown.values()
 
 
 def kill_and_compare(tmp_path, changes, records):

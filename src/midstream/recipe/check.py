@@ -45,7 +45,12 @@ def resolve(recipe: Recipe) -> Table:
             code="setting-conflict",
             fix='set learn = ["weights"] or ["lessons"]: both are learned by turns on this machine only',
         )
-    if recipe.lessons is not None and recipe.training is not None and recipe.budget and recipe.budget.updates:
+    if (
+        recipe.lessons is not None
+        and recipe.training is not None
+        and recipe.budget
+        and recipe.budget.updates is not None
+    ):
         raise RecipeError(
             f"budget.updates = {recipe.budget.updates} with both [training] and [lessons], which take turns",
             code="setting-conflict",
