@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet, render_modules, with_bases
 from midstream.lessons.operations import Operation, Rules
 from midstream.lessons.proposer import Proposal, Work
+from midstream.lessons.runner import Runner
 from midstream.lessons.settings import ROLES, LessonsConfig
 from midstream.lessons.update import LessonLearner
 from midstream.rollout import Environment, RolloutConfig
@@ -447,3 +448,25 @@ def test_an_update_with_a_proposer_changes_the_set_and_records_it():
     assert render_modules(found.lesson_set) == {PLACE: "{{tools}} Plan 0.9", "planner": "- Act."}
     assert [bool(outcome.refused) for outcome in found.record.proposed] == [False, True]
     assert [(lesson.id, lesson.used) for lesson in found.lesson_set.lessons] == [("L1", 0), ("L2", 12)]
+
+
+def test_without_a_result_of_the_texts_as_they_are_no_candidate_is_chosen():
+    class Failing(Runner):
+        """Loses every reward of the texts as they are."""
+
+        async def groups(self, scope, tasks, lesson_set, group_size):
+            found = await super().groups(scope, tasks, lesson_set, group_size)
+            if lesson_set.rendered:
+                return found
+            return [
+                replace(
+                    group, trajectories=tuple(one.model_copy(update={"reward": None}) for one in group.trajectories)
+                )
+                for group in found
+            ]
+
+    async def proposed(work):
+        work.runner = Failing(**vars(work.runner))
+        return await work.best([version("{{tools}} A 0.9")])
+
+    assert propose(learner({"mine": proposed})).operations == []

@@ -67,8 +67,7 @@ class Approvals:
     rejected: Sequence[Waiting] = ()
 
 
-NOBODY = Approvals()
-"""Nobody has decided on anything."""
+NOBODY = Approvals()  # no change waits, and none is decided on
 
 
 def read_approvals(run: RunDirectory, on_damage: OnDamage = raise_damage) -> Approvals:

@@ -2,7 +2,7 @@
 
     async def shorter(work):
         text = next(each for each in work.lesson_set.lessons if each.module == "planner.prompt")
-        said = await work.ask(f"Write this shorter, and keep every {{place}} of it:\\n\\n{text.text}")
+        said = await work.ask("Write this shorter, and keep every {{place}} of it:\\n\\n" + text.text)
         return [Operation(kind="modify", id=text.id, text=said)]
 
 Midstream's own reads groups of rollouts side by side (`reflection.py`); packages have others. A proposer may try its
@@ -141,6 +141,9 @@ class Work:
             groups = await self.play(lesson_set, tasks, each // len(tasks))
             rewards = [each.reward.value for group in groups for each in group.trajectories if each.reward]
             length = sum(tokens(lesson.text) for lesson in lesson_set.lessons)
+            # Without a result of the texts as they are, nothing is known to be better; no candidate without one is.
+            if not (rewards or place):
+                return ()
             found.append((fmean(rewards) if rewards else -1.0, -length, -place))
         chosen = -max(found)[2]
         return sides[chosen - 1][0] if chosen else ()

@@ -53,9 +53,7 @@ class BothSession(Session):
         self.weights = TrainingSession(weights, run, listener)
         self.weights.parts = replace(weights, make_environment=with_lessons)
         self.rounds, steps = self.texts.most_updates, weights.training.steps
-        # A budget may allow no update.
-        self.turns = max(1, self.rounds)
-        self.per_round = -(-steps // self.turns)
+        self.per_round = -(-steps // self.rounds)
 
     async def begin(self) -> range:
         """Restore both, and evaluate for the first time; returns the turns that are left: steps and updates."""
@@ -64,7 +62,7 @@ class BothSession(Session):
         done, updates = self.weights.done, len(self.texts.updates)
         # An older checkpoint than the newest update's repeats steps, and no update.
         turns = done + min(updates, done // self.per_round)
-        return range(turns + 1, self.turns * (self.per_round + 1) + 1)
+        return range(turns + 1, self.rounds * (self.per_round + 1) + 1)
 
     async def step(self, step: int) -> None:
         """Make one turn: a step of weights, or, after `per_round` of them, an update of the lesson set."""
@@ -76,7 +74,7 @@ class BothSession(Session):
                 algorithm = self.weights.algorithm
                 algorithm.environment = replace(algorithm.environment, lessons=self.lessons_at(number))
                 await self.weights.step(number)
-        elif round_ == len(self.texts.updates) < self.rounds:
+        elif round_ == len(self.texts.updates):
             self.weights.save_last()
             await self.weights.parts.publish(self.weights.done)
             self.texts.lessons.identity = self.identify(self.run_directory.checkpoints.digest(self.weights.done))
