@@ -1,0 +1,1 @@
+"""Environments of others as tasks of midstream."""

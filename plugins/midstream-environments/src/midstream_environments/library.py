@@ -1,0 +1,359 @@
+"""A library of environments, loaded in processes of its own, so that it can neither end midstream nor write into its output.
+
+Each process (`worker.py`) has a supervisor (`midstream.core.supervise`), which ends it with all that it started. A process
+that ends, or whose call takes too long, is replaced for the next call; what it had under way fails, and is tried again
+like anything around the model that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from pydantic import Field, JsonValue
+
+from midstream.components.component import Context, TasksConfig
+from midstream.core import supervise
+from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError, UsageError
+from midstream.core.version import __version__
+from midstream_environments import worker
+
+_HERE = Path(__file__).parent
+# Of what a process prints, for its error.
+_KEPT_LINES = 20
+# For a process to end by itself once its connection is closed.
+_END_S = 2.0
+
+warn = logging.getLogger("midstream.environments").warning
+
+
+class LibraryConfig(TasksConfig):
+    """Settings that the tasks of every library have.
+
+    Attributes:
+        python: the interpreter that has the library, if it is not this one: libraries whose needs clash have one each
+        processes: how many processes have it loaded
+        load_s: seconds to load it, and to read its tasks
+        call_s: seconds of one call: a score, a step; of an environment's own loop the time without a request of its
+            own is limited by `agent.idle_s`
+    """
+
+    adapter: ClassVar[str]  # its file in `adapters/`, without ".py"
+    library: ClassVar[str]  # the extra of this package that installs it
+    tested: ClassVar[tuple[str, str]]  # the first and the last version that were tested
+
+    python: Path | None = None
+    processes: int = Field(default=1, ge=1, le=64)
+    load_s: float = Field(default=300.0, gt=0)
+    call_s: float = Field(default=60.0, gt=0)
+
+    @property
+    def adapter_settings(self) -> dict[str, JsonValue]:
+        """What the adapter is made with: the settings that are not those of every library."""
+        return self.model_dump(mode="json", exclude=set(LibraryConfig.model_fields))
+
+    def check_machine(self, where: str) -> None:
+        """Load the library, for `--dry-run`."""
+        library_of(self).start()
+
+    def opened(self, context: Context) -> Library:
+        """The library of these settings, which is closed with the build."""
+        library = library_of(self)
+        if library not in context.build.opened:
+            context.build.opened.append(library)
+        return library
+
+
+@dataclass
+class _Call:
+    """A call under way."""
+
+    future: Future[Any]
+    name: str
+
+
+class _Process:
+    """One process with the library loaded."""
+
+    def __init__(self, config: LibraryConfig) -> None:
+        self._config = config
+        self._calls: dict[int, _Call] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.gone = ""
+        python = str(config.python or sys.executable)
+        adapter = _HERE / "adapters" / f"{config.adapter}.py"
+        with tempfile.TemporaryDirectory(prefix="midstream-environment-") as directory, socket.socket(socket.AF_UNIX) as server:
+            address = str(Path(directory, "socket"))
+            server.bind(address)
+            server.listen(1)
+            words = [python, "-P", worker.__file__, address, str(adapter), json.dumps(config.adapter_settings)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                # Ctrl-C is for the run, which then ends the process.
+                start_new_session=True,
+            )
+            threading.Thread(target=self._keep_output, daemon=True).start()
+            self._connection = self._accept(server)
+        self._lines = self._connection.makefile("rb")
+        self._connection.settimeout(config.load_s)
+        try:
+            hello = json.loads(self._lines.readline() or b"{}")
+        except TimeoutError:
+            self.end()
+            words = f"{config.library} was not loaded within {config.load_s:g} s"
+            raise self._failed(words, "raise tasks.load_s") from None
+        self._connection.settimeout(None)
+        self.version = self._loaded(hello)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> socket.socket:
+        """The connection of the process, which may end before it connects."""
+        server.settimeout(0.1)
+        while True:
+            with suppress(TimeoutError):
+                return server.accept()[0]
+            if self._process.poll() is not None:
+                raise RecipeError(
+                    f"tasks.python: {str(self._config.python or sys.executable)!r} ended before it loaded {self._config.library}",
+                    code="environment-failed",
+                    cause="\n".join(self._printed),
+                    fix="name an interpreter of Python 3.11 or newer that has the library",
+                )
+
+    def _loaded(self, hello: Mapping[str, Any]) -> str:
+        """The library's version. Raises `UsageError` if it could not be loaded."""
+        config, error = self._config, hello.get("error")
+        if error is None and "version" in hello:
+            return str(hello["version"])
+        self.end()
+        if error is None:
+            raise self._failed(f"the process that loads {config.library} ended", "correct what its output names")
+        if error["missing"]:
+            where = f" for {config.python}" if config.python else ""
+            raise UnsupportedError(
+                f"tasks of {config.library} need {error['missing']}, not installed{where}",
+                code="missing-extra",
+                fix=f"pip install 'midstream-environments[{config.library}]', or name the interpreter that has it: tasks.python",
+            )
+        raise RecipeError(
+            f"{config.library} could not be loaded: {error['type']}: {error['text']}",
+            code="environment-failed",
+            cause=error["where"],
+            fix="correct the settings of [tasks]",
+        )
+
+    def _failed(self, what: str, fix: str) -> InfrastructureError:
+        """The error of a process, with the last lines that it printed."""
+        return InfrastructureError(what, code="environment-failed", cause="\n".join(self._printed), fix=fix)
+
+    def _keep_output(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._printed.append(line.decode("utf-8", "replace").rstrip()[:500])
+
+    def _read(self) -> None:
+        """Give every reply to its caller; at the end, an error to those that have none."""
+        with suppress(OSError, ValueError):
+            for line in self._lines:
+                message = json.loads(line)
+                with self._lock:
+                    call = self._calls.pop(message["id"], None)
+                if call is None:
+                    continue
+                if (error := message.get("error")) is None:
+                    call.future.set_result(message["result"])
+                else:
+                    call.future.set_exception(EnvironmentFailure(call.name, error))
+        with self._lock:
+            self.gone = self.gone or "it ended"
+            left, self._calls = self._calls, {}
+        with suppress(subprocess.TimeoutExpired):
+            # For its last words.
+            self._process.wait(timeout=_END_S)
+        for call in left.values():
+            words = f"the process of {self._config.library} ended during {call.name!r}: {self.gone}"
+            call.future.set_exception(self._failed(words, "correct what its output names"))
+
+    @property
+    def load(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    def begin(self, name: str, arguments: Mapping[str, JsonValue]) -> tuple[int, Future[Any]]:
+        """Send a call; its number, and the result to come."""
+        future: Future[Any] = Future()
+        # So that a caller who no longer waits cannot cancel it, and its result can still be set.
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            number = next(self._numbers)
+            if self.gone:
+                future.set_exception(self._failed(f"the process of {self._config.library} is gone: {self.gone}", ""))
+                return number, future
+            self._calls[number] = _Call(future, name)
+        line = json.dumps({"id": number, "call": name, "arguments": dict(arguments)}).encode() + b"\n"
+        # If it is gone, the reader says so.
+        with suppress(OSError):
+            self._connection.sendall(line)
+        return number, future
+
+    def cancel(self, number: int) -> None:
+        """End a call whose caller no longer waits."""
+        with self._lock:
+            self._calls.pop(number, None)
+        with suppress(OSError):
+            self._connection.sendall(json.dumps({"cancel": number}).encode() + b"\n")
+
+    def end(self, why: str = "") -> None:
+        """End the process, and all that it started."""
+        self.gone = self.gone or why or "it was closed"
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+class EnvironmentFailure(InfrastructureError):
+    """A library raised."""
+
+    code = "environment-failed"
+
+    def __init__(self, call: str, error: Mapping[str, Any]) -> None:
+        super().__init__(
+            f"the environment failed in {call!r}: {error['type']}: {error['text']}",
+            cause=str(error["where"]),
+            fix="correct the environment, or leave the task out",
+        )
+
+
+class Library:
+    """A library of environments with its processes, which start with the first call. Close it; a later call starts it anew."""
+
+    def __init__(self, config: LibraryConfig) -> None:
+        self.config, self.key = config, _key(config)
+        self._processes: list[_Process] = []
+        self._starting = threading.Lock()
+        self._warned = False
+
+    def start(self) -> _Process:
+        """A process that is loaded: the one with the fewest calls.
+
+        Raises:
+            UsageError: the library is not installed, or refuses the settings.
+            InfrastructureError: its process ends.
+        """
+        with self._starting:
+            self._processes = [process for process in self._processes if not process.gone]
+            idle = [process for process in self._processes if not process.load]
+            if not idle and len(self._processes) < self.config.processes:
+                self._processes.append(_Process(self.config))
+                self._warn_of(self._processes[-1].version)
+            return min(self._processes, key=lambda process: process.load)
+
+    async def started(self) -> _Process:
+        """`start` in a thread: to load a library takes seconds."""
+        return await asyncio.to_thread(self.start)
+
+    def call(self, name: str, **arguments: JsonValue) -> Any:
+        """Call a method of the adapter, and wait for its result; `load_s` limits it."""
+        process = self.start()
+        _, future = process.begin(name, arguments)
+        try:
+            return future.result(self.config.load_s)
+        except TimeoutError:
+            raise self._hung(process, name, self.config.load_s, "load_s") from None
+
+    async def ask(
+        self, name: str, *, process: _Process | None = None, limit_s: float | None = 0.0, **arguments: JsonValue
+    ) -> Any:
+        """Call a method of the adapter; `limit_s` is `call_s` unless it is given, None for no limit.
+
+        Raises:
+            InfrastructureError: the method raised, its process ended, or the call took too long: then the process is ended.
+        """
+        process = process or await self.started()
+        limit_s = self.config.call_s if limit_s == 0.0 else limit_s
+        number, future = process.begin(name, arguments)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise self._hung(process, name, limit_s or 0.0, "call_s") from None
+        except asyncio.CancelledError:
+            process.cancel(number)
+            raise
+
+    def _hung(self, process: _Process, name: str, limit_s: float, setting: str) -> InfrastructureError:
+        """End a process whose call takes too long; nothing else can stop that call."""
+        what = f"{name!r} took more than {limit_s:g} s"
+        process.end(what)
+        return InfrastructureError(
+            f"the environment hangs: {what}", code="environment-timeout", fix=f"raise tasks.{setting}, or correct it"
+        )
+
+    def _warn_of(self, version: str) -> None:
+        """Warn once of a version outside of those tested."""
+        first, last = (_numbers(text) for text in self.config.tested)
+        if version and not self._warned and not first <= _numbers(version)[: len(last)] <= last:
+            self._warned = True
+            low, high = self.config.tested
+            warn(
+                f"{self.config.library} {version} was not tested with midstream {__version__}: {low} to {high} were; "
+                "scores may differ"
+            )
+
+    async def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.end()
+        self._processes = []
+
+
+_libraries: WeakValueDictionary[str, Library] = WeakValueDictionary()
+
+
+def library_of(config: LibraryConfig) -> Library:
+    """The library of these settings: one in this process, which the sets of a recipe share."""
+    return _libraries.setdefault(_key(config), Library(config))
+
+
+def library_at(key: str) -> Library:
+    """The library that made a task, by the key in its `metadata["case"]`. Raises `UsageError` if none is loaded."""
+    if (library := _libraries.get(key)) is None:
+        raise UsageError(
+            f"no environment {key!r} is loaded", code="environment-missing", fix="name its tasks in the recipe's [tasks]"
+        )
+    return library
+
+
+def _key(config: LibraryConfig) -> str:
+    """A short name of the settings."""
+    text = json.dumps([config.adapter, config.model_dump(mode="json")], sort_keys=True)
+    return f"{config.library}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version: (0, 3, 285)."""
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
