@@ -1,7 +1,7 @@
 """Tasks of a library: rows that its adapter gives, by split.
 
-A row is a table: `case` (a text by which the adapter finds it again), `question`, `answer` ("" for none), `split` ("" for
-none), `family`, and `metadata` for reports. Rows without a split are shared out by a hash of their question; where
+A row is a table: `case` (a text by which the adapter finds it again), `question`, `answer` ("" for none), `split` (""
+for none), `family`, and `metadata` for reports. Rows without a split are shared out by a hash of their question; where
 there is a training split and no validation split, a tenth of it becomes that. A question of one split is in no other.
 """
 
@@ -46,7 +46,9 @@ class Cases(Finite):
         found: dict[str, list[Task]] = {name: [] for name in SPLITS}
         named = {row.get("split") or "" for row in rows}
         if wrong := named - {"", *SPLITS}:
-            raise RecipeError(f"{self.what} has a split {min(wrong)!r}", code="unknown-split", fix="correct the adapter")
+            raise RecipeError(
+                f"{self.what} has a split {min(wrong)!r}", code="unknown-split", fix="correct the adapter"
+            )
         for row in rows:
             task = task_of(self.library, row)
             split = row.get("split") or share_of(task.question, SHARES)
@@ -80,7 +82,7 @@ def task_of(library: Library, row: Mapping[str, Any]) -> Task:
 
 
 def case_of(task: Task) -> tuple[str, str]:
-    """The key of the library that made a task, and its case there. Raises `RecipeError` for a task of another source."""
+    """The key of the library that made a task, and its case there. Raises `RecipeError` for another task."""
     key, _, case = str(task.metadata.get("case", "")).partition("/")
     if not case:
         raise RecipeError(

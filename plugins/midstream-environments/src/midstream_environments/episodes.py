@@ -7,6 +7,7 @@ answer; an environment with tools offers them instead, or too. The outcome is th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -61,16 +62,15 @@ class Episode(Dialogue):
     async def close(self) -> None:
         """Close the environment."""
         if self._process is not None and not self._process.gone:
-            try:
+            # The run is over, and its result is there.
+            with suppress(InfrastructureError):
                 await self._ask("close")
-            except InfrastructureError:
-                # The run is over, and its result is there.
-                pass
 
     async def _ask(self, name: str, **arguments: JsonValue) -> Any:
         if self._process is None:
             self._process = await self._library.started()
-        return await self._library.ask(name, process=self._process, episode=self._name, **arguments)
+        limit_s = self._library.config.call_s
+        return await self._library.ask(name, process=self._process, limit_s=limit_s, episode=self._name, **arguments)
 
     def _turn(self, said: Mapping[str, Any]) -> UserTurn:
         self._outcome = said.get("outcome") or self._outcome

@@ -1,8 +1,8 @@
-"""A library of environments, loaded in processes of its own, so that it can neither end midstream nor write into its output.
+"""A library of environments in processes of its own: it can neither end midstream nor write into its output.
 
-Each process (`worker.py`) has a supervisor (`midstream.core.supervise`), which ends it with all that it started. A process
-that ends, or whose call takes too long, is replaced for the next call; what it had under way fails, and is tried again
-like anything around the model that fails.
+Each process (`worker.py`) has a supervisor (`midstream.core.supervise`), which ends it with all that it started. A
+process that ends, or whose call takes too long, is replaced for the next call. What it had under way fails, and is
+tried again like anything else around the model that fails.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class _Process:
         self.gone = ""
         python = str(config.python or sys.executable)
         adapter = _HERE / "adapters" / f"{config.adapter}.py"
-        with tempfile.TemporaryDirectory(prefix="midstream-environment-") as directory, socket.socket(socket.AF_UNIX) as server:
+        with (
+            tempfile.TemporaryDirectory(prefix="midstream-environment-") as directory,
+            socket.socket(socket.AF_UNIX) as server,
+        ):
             address = str(Path(directory, "socket"))
             server.bind(address)
             server.listen(1)
@@ -115,18 +118,22 @@ class _Process:
                 # Ctrl-C is for the run, which then ends the process.
                 start_new_session=True,
             )
-            threading.Thread(target=self._keep_output, daemon=True).start()
+            self._output = threading.Thread(target=self._keep_output, daemon=True)
+            self._output.start()
             self._connection = self._accept(server)
         self._lines = self._connection.makefile("rb")
-        self._connection.settimeout(config.load_s)
         try:
-            hello = json.loads(self._lines.readline() or b"{}")
-        except TimeoutError:
+            self._connection.settimeout(config.load_s)
+            self.version = self._loaded(self._lines.readline())
+            self._connection.settimeout(None)
+        except BaseException as error:
             self.end()
-            words = f"{config.library} was not loaded within {config.load_s:g} s"
-            raise self._failed(words, "raise tasks.load_s") from None
-        self._connection.settimeout(None)
-        self.version = self._loaded(hello)
+            self._lines.close()
+            self._connection.close()
+            if isinstance(error, TimeoutError):
+                words = f"{config.library} was not loaded within {config.load_s:g} s"
+                raise self._failed(words, "raise tasks.load_s") from None
+            raise
         threading.Thread(target=self._read, daemon=True).start()
 
     def _accept(self, server: socket.socket) -> socket.socket:
@@ -136,27 +143,30 @@ class _Process:
             with suppress(TimeoutError):
                 return server.accept()[0]
             if self._process.poll() is not None:
+                python = str(self._config.python or sys.executable)
                 raise RecipeError(
-                    f"tasks.python: {str(self._config.python or sys.executable)!r} ended before it loaded {self._config.library}",
+                    f"tasks.python: {python!r} ended before it loaded {self._config.library}",
                     code="environment-failed",
                     cause="\n".join(self._printed),
                     fix="name an interpreter of Python 3.11 or newer that has the library",
                 )
 
-    def _loaded(self, hello: Mapping[str, Any]) -> str:
+    def _loaded(self, line: bytes) -> str:
         """The library's version. Raises `UsageError` if it could not be loaded."""
-        config, error = self._config, hello.get("error")
-        if error is None and "version" in hello:
+        config = self._config
+        hello = json.loads(line or b"{}")
+        if "version" in hello:
             return str(hello["version"])
-        self.end()
-        if error is None:
+        if (error := hello.get("error")) is None:
+            self._output.join(_END_S)
             raise self._failed(f"the process that loads {config.library} ended", "correct what its output names")
         if error["missing"]:
             where = f" for {config.python}" if config.python else ""
             raise UnsupportedError(
                 f"tasks of {config.library} need {error['missing']}, not installed{where}",
                 code="missing-extra",
-                fix=f"pip install 'midstream-environments[{config.library}]', or name the interpreter that has it: tasks.python",
+                fix=f"pip install 'midstream-environments[{config.library}]', "
+                "or name an interpreter that has it: tasks.python",
             )
         raise RecipeError(
             f"{config.library} could not be loaded: {error['type']}: {error['text']}",
@@ -171,8 +181,10 @@ class _Process:
 
     def _keep_output(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._printed.append(line.decode("utf-8", "replace").rstrip()[:500])
+        with self._process.stdout as lines:
+            for line in lines:
+                self._printed.append(line.decode("utf-8", "replace").rstrip()[:500])
+        self._process.wait()
 
     def _read(self) -> None:
         """Give every reply to its caller; at the end, an error to those that have none."""
@@ -190,9 +202,10 @@ class _Process:
         with self._lock:
             self.gone = self.gone or "it ended"
             left, self._calls = self._calls, {}
-        with suppress(subprocess.TimeoutExpired):
-            # For its last words.
-            self._process.wait(timeout=_END_S)
+        self._lines.close()
+        self._connection.close()
+        # For its last words.
+        self._output.join(_END_S)
         for call in left.values():
             words = f"the process of {self._config.library} ended during {call.name!r}: {self.gone}"
             call.future.set_exception(self._failed(words, "correct what its output names"))
@@ -220,11 +233,17 @@ class _Process:
         return number, future
 
     def cancel(self, number: int) -> None:
-        """End a call whose caller no longer waits."""
-        with self._lock:
-            self._calls.pop(number, None)
+        """End a call whose caller no longer waits, and the process if the call goes on: it may hang."""
         with suppress(OSError):
             self._connection.sendall(json.dumps({"cancel": number}).encode() + b"\n")
+
+        def check() -> None:
+            if number in self._calls:
+                self.end("a call that was cancelled did not end")
+
+        timer = threading.Timer(_END_S, check)
+        timer.daemon = True
+        timer.start()
 
     def end(self, why: str = "") -> None:
         """End the process, and all that it started."""
@@ -249,7 +268,7 @@ class EnvironmentFailure(InfrastructureError):
 
 
 class Library:
-    """A library of environments with its processes, which start with the first call. Close it; a later call starts it anew."""
+    """A library of environments with its processes, which start with the first call, after `close` again."""
 
     def __init__(self, config: LibraryConfig) -> None:
         self.config, self.key = config, _key(config)
@@ -286,15 +305,14 @@ class Library:
             raise self._hung(process, name, self.config.load_s, "load_s") from None
 
     async def ask(
-        self, name: str, *, process: _Process | None = None, limit_s: float | None = 0.0, **arguments: JsonValue
+        self, name: str, *, process: _Process | None = None, limit_s: float | None, **arguments: JsonValue
     ) -> Any:
-        """Call a method of the adapter; `limit_s` is `call_s` unless it is given, None for no limit.
+        """Call a method of the adapter in a process, of which `limit_s` is the longest wait.
 
         Raises:
-            InfrastructureError: the method raised, its process ended, or the call took too long: then the process is ended.
+            InfrastructureError: the method raised, its process ended, or it took too long, which ends the process.
         """
         process = process or await self.started()
-        limit_s = self.config.call_s if limit_s == 0.0 else limit_s
         number, future = process.begin(name, arguments)
         try:
             async with asyncio.timeout(limit_s):
@@ -343,7 +361,9 @@ def library_at(key: str) -> Library:
     """The library that made a task, by the key in its `metadata["case"]`. Raises `UsageError` if none is loaded."""
     if (library := _libraries.get(key)) is None:
         raise UsageError(
-            f"no environment {key!r} is loaded", code="environment-missing", fix="name its tasks in the recipe's [tasks]"
+            f"no environment {key!r} is loaded",
+            code="environment-missing",
+            fix="name its tasks in the recipe's [tasks]",
         )
     return library
 

@@ -51,7 +51,8 @@ class EnvironmentReward(BaseReward):
             return Score(0.0)
         key, case = case_of(task)
         try:
-            said = await library_at(key).ask("score", case=case, answer=trajectory.answer)
+            library = library_at(key)
+            said = await library.ask("score", limit_s=library.config.call_s, case=case, answer=trajectory.answer)
         except InfrastructureError as failure:
             raise failure.of(RewardError, "the environment's scorer failed", code="reward-failed") from failure
         return score_of(said, self._range)

@@ -3,14 +3,14 @@
     python -P worker.py SOCKET ADAPTER SETTINGS        SETTINGS as JSON
 
 It runs with the interpreter that has the library, which need not have midstream, so it imports nothing of midstream.
-ADAPTER is a file with `DISTRIBUTION`, the library's name at the package index, and a class `Adapter`, which is called with
-the settings. Lines of JSON go both ways over the socket:
+ADAPTER is a file with `DISTRIBUTION`, the library's name at the package index, and a class `Adapter`, which is called
+with the settings. Lines of JSON go both ways over the socket:
 
-    {"id": 1, "call": "score", "arguments": {"case": "3", "answer": "42"}}    {"id": 2, "cancel": 1}
-    {"id": 1, "result": {"reward": 1.0}}                                    {"id": 1, "error": {"type", "text", "where"}}
+    {"id": 1, "call": "score", "arguments": {"case": "3", "answer": "42"}}       {"cancel": 1}
+    {"id": 1, "result": {"reward": 1.0}}       {"id": 1, "error": {"type": ..., "text": ..., "where": ...}}
 
-Methods that are `async` run next to each other. Others have one thread and run one after the other. Those of one episode
-(an argument `episode`) draw from random states of their own, so that episodes next to each other stay repeatable.
+Methods that are `async` run next to each other. Others have one thread and run one after the other. Those of one
+episode (an argument `episode`) draw from random states of their own, so that episodes next to each other repeat.
 What the library prints goes to standard error, and it finds nothing in standard input.
 """
 
@@ -67,6 +67,8 @@ class Worker:
         self._sending = threading.Lock()
         self._states = RandomStates()
         self._thread = ThreadPoolExecutor(1)
+        # All calls under way, which the event loop alone does not keep; and those that can be cancelled.
+        self._all: set[asyncio.Task[None]] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def send(self, message: JsonObject) -> None:
@@ -94,14 +96,19 @@ class Worker:
             if task := self._tasks.get(message["cancel"]):
                 task.cancel()
             return
-        task = asyncio.create_task(self._answer(message))
-        self._tasks[message["id"]] = task
-        task.add_done_callback(lambda _: self._tasks.pop(message["id"], None))
+        method = getattr(self._adapter, message["call"])
+        task = asyncio.create_task(self._answer(message, method))
+        self._all.add(task)
+        task.add_done_callback(self._all.discard)
+        if inspect.iscoroutinefunction(method):
+            # A thread cannot be cancelled: midstream ends the process of a call that goes on.
+            self._tasks[message["id"]] = task
+            task.add_done_callback(lambda _: self._tasks.pop(message["id"], None))
 
-    async def _answer(self, message: JsonObject) -> None:
+    async def _answer(self, message: JsonObject, method: Callable[..., Any]) -> None:
         """Do one call, and send its result or error."""
         try:
-            method, arguments = getattr(self._adapter, message["call"]), message["arguments"]
+            arguments = message["arguments"]
             if inspect.iscoroutinefunction(method):
                 result = await method(**arguments)
             else:
@@ -117,7 +124,7 @@ class Worker:
         except asyncio.CancelledError:
             self.send({"id": message["id"], "error": {"type": "Cancelled", "text": "cancelled", "where": ""}})
         # What a library raises can be anything, SystemExit too.
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             self.send({"id": message["id"], "error": described(error)})
 
 
@@ -158,7 +165,7 @@ def main() -> None:
         adapter, found = load(path, json.loads(settings))
         hello = {"version": found}
     # What a library raises while it is loaded can be anything.
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         adapter, hello = None, {"error": described(error)}
     connection.sendall(json.dumps(hello).encode() + b"\n")
     if adapter is not None:

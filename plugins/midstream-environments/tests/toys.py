@@ -1,0 +1,32 @@
+"""The toy library as task sources of a recipe: `toy` has questions, `toy_episodes` episodes."""
+
+from pathlib import Path
+
+from midstream.components.kinds import register
+from midstream_environments.cases import Cases
+from midstream_environments.episodes import EpisodeCases
+from midstream_environments.library import LibraryConfig
+
+
+class ToyConfig(LibraryConfig):
+    adapter = str(Path(__file__).with_name("toy"))
+    library = "toy"
+    tested = ("1.0", "99.0")
+
+    wrong: str = ""
+    count: int = 40
+    file: str = ""
+
+    def build(self, context):
+        return Cases(self.opened(context))
+
+
+class ToyEpisodesConfig(ToyConfig):
+    dialogues = True
+
+    def build(self, context):
+        return EpisodeCases(self.opened(context))
+
+
+register("tasks", "toy", ToyConfig)
+register("tasks", "toy_episodes", ToyEpisodesConfig)
