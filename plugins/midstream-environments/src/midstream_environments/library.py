@@ -180,11 +180,12 @@ class _Process:
         return InfrastructureError(what, code="environment-failed", cause="\n".join(self._printed), fix=fix)
 
     def _keep_output(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
+        """Keep the last lines that the process prints, until it ends."""
+        # Leaving the block closes both pipes.
+        with self._process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
                 self._printed.append(line.decode("utf-8", "replace").rstrip()[:500])
-        self._process.wait()
 
     def _read(self) -> None:
         """Give every reply to its caller; at the end, an error to those that have none."""
