@@ -1,6 +1,10 @@
 """Recipes whose tasks are an environment's, evaluated whole: its scorer, its own loop, its episodes."""
 
+import pytest
+
 import toys  # noqa: F401
+from midstream import api
+from midstream.core.errors import InfrastructureError
 from midstream.recipe.schema import parse_recipe
 
 
@@ -27,3 +31,43 @@ def recipe(**changes):
 
 LOOP = {"type": "environment", "engine": "model"}
 CHAT = {"type": "interleaved", "template": "native", "policy": {"type": "model", "engine": "model"}}
+
+
+def success(tmp_path, **changes):
+    run = api.evaluate(recipe(**changes), out=tmp_path / "run")
+    [result] = run.evaluations
+    return run, result
+
+
+def success(tmp_path, **changes):
+    run = api.evaluate(recipe(**changes), out=tmp_path / "run")
+    [result] = run.evaluations
+    return [*run.trajectories()], result
+
+
+@pytest.mark.parametrize("agent", [{}, {"agent": LOOP}], ids=["scorer", "own loop"])
+def test_questions_are_answered_and_scored(tmp_path, agent):
+    trajectories, result = success(tmp_path, **agent)
+    assert (result.success, result.errors) == (1.0, 0)
+    assert all(trajectory.reward.parts == {"length": len(trajectory.answer)} for trajectory in trajectories)
+    assert all(len(trajectory.calls) == 1 for trajectory in trajectories)
+
+
+def test_episodes_are_played(tmp_path):
+    trajectories, result = success(tmp_path, agent=CHAT, tasks={"type": "toy_episodes"})
+    assert (result.success, result.errors) == (1.0, 0)
+    assert trajectories[0].outcome == {"reward": 1.0, "steps": 1}
+
+
+@pytest.mark.parametrize("agent", [{}, {"agent": {**LOOP, "idle_s": 2.0}}], ids=["scorer", "own loop"])
+def test_with_faults_in_three_of_ten_runs_none_is_lost_or_scored_by_default(tmp_path, agent):
+    """One raises, one ends its process and what else runs there, one hangs; the next attempt is sound."""
+    tasks = {"type": "toy", "wrong": "faulty", "file": str(tmp_path / "mark"), "call_s": 2.0, "processes": 4}
+    _, result = success(tmp_path, tasks=tasks, rollout={"max_attempts": 9, "concurrency": 8}, **agent)
+    assert (result.success, result.errors) == (1.0, 0)
+    assert len(list(tmp_path.glob("mark-*"))) > 5
+
+
+def test_where_every_attempt_fails_a_run_is_an_error(tmp_path):
+    with pytest.raises(InfrastructureError, match="a bug in the scorer"):
+        success(tmp_path, tasks={"type": "toy", "wrong": "raises"}, agent=LOOP)

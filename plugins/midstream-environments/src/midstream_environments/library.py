@@ -83,10 +83,12 @@ class LibraryConfig(TasksConfig):
 
 @dataclass
 class _Call:
-    """A call under way."""
+    """A call under way; `began` is set when the process does it: calls of one thread wait for each other."""
 
-    future: Future[Any]
     name: str
+    number: int
+    result: Future[Any]
+    began: Future[None]
 
 
 class _Process:
@@ -192,14 +194,15 @@ class _Process:
         with suppress(OSError, ValueError):
             for line in self._lines:
                 message = json.loads(line)
-                with self._lock:
-                    call = self._calls.pop(message["id"], None)
-                if call is None:
+                if "began" in message:
+                    self._calls[message["began"]].began.set_result(None)
                     continue
+                with self._lock:
+                    call = self._calls.pop(message["id"])
                 if (error := message.get("error")) is None:
-                    call.future.set_result(message["result"])
+                    call.result.set_result(message["result"])
                 else:
-                    call.future.set_exception(EnvironmentFailure(call.name, error))
+                    call.result.set_exception(EnvironmentFailure(call.name, error))
         with self._lock:
             self.gone = self.gone or "it ended"
             left, self._calls = self._calls, {}
@@ -209,37 +212,43 @@ class _Process:
         self._output.join(_END_S)
         for call in left.values():
             words = f"the process of {self._config.library} ended during {call.name!r}: {self.gone}"
-            call.future.set_exception(self._failed(words, "correct what its output names"))
+            self._give_up(call, words)
+
+    def _give_up(self, call: _Call, words: str) -> None:
+        """End a call that the process will not answer."""
+        if not call.began.done():
+            call.began.set_exception(_GoneError())
+        call.result.set_exception(self._failed(words, "correct what its output names"))
 
     @property
     def load(self) -> int:
         """Calls under way."""
         return len(self._calls)
 
-    def begin(self, name: str, arguments: Mapping[str, JsonValue]) -> tuple[int, Future[Any]]:
-        """Send a call; its number, and the result to come."""
-        future: Future[Any] = Future()
-        # So that a caller who no longer waits cannot cancel it, and its result can still be set.
-        future.set_running_or_notify_cancel()
+    def begin(self, name: str, arguments: Mapping[str, JsonValue]) -> _Call:
+        """Send a call."""
+        call = _Call(name, next(self._numbers), Future(), Future())
+        for future in (call.began, call.result):
+            # So that a caller who no longer waits cannot cancel it, and its result can still be set.
+            future.set_running_or_notify_cancel()
         with self._lock:
-            number = next(self._numbers)
             if self.gone:
-                future.set_exception(self._failed(f"the process of {self._config.library} is gone: {self.gone}", ""))
-                return number, future
-            self._calls[number] = _Call(future, name)
-        line = json.dumps({"id": number, "call": name, "arguments": dict(arguments)}).encode() + b"\n"
+                self._give_up(call, f"the process of {self._config.library} is gone: {self.gone}")
+                return call
+            self._calls[call.number] = call
+        line = json.dumps({"id": call.number, "call": name, "arguments": dict(arguments)}).encode() + b"\n"
         # If it is gone, the reader says so.
         with suppress(OSError):
             self._connection.sendall(line)
-        return number, future
+        return call
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, call: _Call) -> None:
         """End a call whose caller no longer waits, and the process if the call goes on: it may hang."""
         with suppress(OSError):
-            self._connection.sendall(json.dumps({"cancel": number}).encode() + b"\n")
+            self._connection.sendall(json.dumps({"cancel": call.number}).encode() + b"\n")
 
         def check() -> None:
-            if number in self._calls:
+            if call.began.done() and not call.result.done():
                 self.end("a call that was cancelled did not end")
 
         timer = threading.Timer(_END_S, check)
@@ -253,6 +262,10 @@ class _Process:
             self._connection.shutdown(socket.SHUT_RDWR)
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+class _GoneError(Exception):
+    """A process ended before it began a call."""
 
 
 class EnvironmentFailure(InfrastructureError):
@@ -299,9 +312,8 @@ class Library:
     def call(self, name: str, **arguments: JsonValue) -> Any:
         """Call a method of the adapter, and wait for its result; `load_s` limits it."""
         process = self.start()
-        _, future = process.begin(name, arguments)
         try:
-            return future.result(self.config.load_s)
+            return process.begin(name, arguments).result.result(self.config.load_s)
         except TimeoutError:
             raise self._hung(process, name, self.config.load_s, "load_s") from None
 
@@ -313,16 +325,23 @@ class Library:
         Raises:
             InfrastructureError: the method raised, its process ended, or it took too long, which ends the process.
         """
-        process = process or await self.started()
-        number, future = process.begin(name, arguments)
-        try:
-            async with asyncio.timeout(limit_s):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            raise self._hung(process, name, limit_s or 0.0, "call_s") from None
-        except asyncio.CancelledError:
-            process.cancel(number)
-            raise
+        chosen = process
+        while True:
+            process = chosen or await self.started()
+            call = process.begin(name, arguments)
+            try:
+                await asyncio.wrap_future(call.began)
+                async with asyncio.timeout(limit_s):
+                    return await asyncio.wrap_future(call.result)
+            except _GoneError:
+                # Another call ended the process, and this one had not begun: a new process does it.
+                if chosen is not None:
+                    return await asyncio.wrap_future(call.result)
+            except TimeoutError:
+                raise self._hung(process, name, limit_s or 0.0, "call_s") from None
+            except asyncio.CancelledError:
+                process.cancel(call)
+                raise
 
     def _hung(self, process: _Process, name: str, limit_s: float, setting: str) -> InfrastructureError:
         """End a process whose call takes too long; nothing else can stop that call."""

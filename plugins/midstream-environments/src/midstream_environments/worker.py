@@ -7,7 +7,7 @@ ADAPTER is a file with `DISTRIBUTION`, the library's name at the package index, 
 with the settings. Lines of JSON go both ways over the socket:
 
     {"id": 1, "call": "score", "arguments": {"case": "3", "answer": "42"}}       {"cancel": 1}
-    {"id": 1, "result": {"reward": 1.0}}       {"id": 1, "error": {"type": ..., "text": ..., "where": ...}}
+    {"began": 1}     {"id": 1, "result": {"reward": 1.0}}     {"id": 1, "error": {"type": ..., "text": ...}}
 
 Methods that are `async` run next to each other. Others have one thread and run one after the other. Those of one
 episode (an argument `episode`) draw from random states of their own, so that episodes next to each other repeat.
@@ -108,24 +108,28 @@ class Worker:
     async def _answer(self, message: JsonObject, method: Callable[..., Any]) -> None:
         """Do one call, and send its result or error."""
         try:
-            arguments = message["arguments"]
             if inspect.iscoroutinefunction(method):
-                result = await method(**arguments)
+                self.send({"began": message["id"]})
+                result = await method(**message["arguments"])
             else:
-                loop = asyncio.get_running_loop()
-                episode = arguments.get("episode")
-                if episode is None:
-                    result = await loop.run_in_executor(self._thread, lambda: method(**arguments))
-                else:
-                    result = await loop.run_in_executor(self._thread, self._states.run, episode, method, arguments)
-                    if message["call"] == "close":
-                        self._states.forget(episode)
+                result = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, message, method)
             self.send({"id": message["id"], "result": result})
         except asyncio.CancelledError:
             self.send({"id": message["id"], "error": {"type": "Cancelled", "text": "cancelled", "where": ""}})
         # What a library raises can be anything, SystemExit too.
         except BaseException as error:  # noqa: BLE001
             self.send({"id": message["id"], "error": described(error)})
+
+    def _run(self, message: JsonObject, method: Callable[..., Any]) -> Any:
+        """Do a call in the thread."""
+        self.send({"began": message["id"]})
+        arguments = message["arguments"]
+        if (episode := arguments.get("episode")) is None:
+            return method(**arguments)
+        result = self._states.run(episode, method, arguments)
+        if message["call"] == "close":
+            self._states.forget(episode)
+        return result
 
 
 def described(error: BaseException) -> JsonObject:
