@@ -116,7 +116,8 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                # Generators that go through a set make the same task in every process only with the same hashes.
+                env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"},
                 # Ctrl-C is for the run, which then ends the process.
                 start_new_session=True,
             )
