@@ -10,16 +10,15 @@ import asyncio
 import contextlib
 import contextvars
 import copy
-import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import itertools
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Read once, by the first `display_type`: nobody looks at this process.
@@ -32,7 +31,8 @@ from inspect_ai.log import EvalLog, EvalSample
 from inspect_ai.model import GenerateConfig, Model, get_model
 from inspect_ai.scorer import Score, value_to_float
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.util import display_type, registry_create
+from inspect_ai.util import SandboxEnvironmentSpec, display_type, registry_create
+from openai import DefaultAsyncHttpxClient
 
 DISTRIBUTION = "inspect-ai"
 JsonObject = dict[str, Any]
@@ -45,9 +45,6 @@ CALLS = 500
 # midstream limits how many runs are under way.
 AT_ONCE = 10_000
 WORDS = ("c", "i", "p", "n", "yes", "no", "true", "false")
-
-# Of each task, inspect looks for the package that has it, among the files of all packages.
-importlib.metadata.packages_distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
 class Adapter:
@@ -95,6 +92,8 @@ class Adapter:
                     # The gateway's engine tries again.
                     config=GenerateConfig(max_retries=0),
                     memoize=False,
+                    # The gateway is on this machine: no proxy leads there, and no certificate.
+                    http_client=DefaultAsyncHttpxClient(trust_env=False, verify=False),
                 )
                 return await opened.enter_async_context(found)
 
@@ -102,9 +101,13 @@ class Adapter:
                 role: await asked(name.removeprefix(SESSION)) if name.startswith(SESSION) else name
                 for role, name in self._roles.items()
             }
+            one = copy.copy(self._task)
+            # Of a registered task, inspect searches the files of all packages for its own, each time.
+            vars(one).pop("__registry_info__", None)
             one = task_with(
-                copy.copy(self._task),
-                dataset=MemoryDataset([copy.deepcopy(sample)], name=self._task.dataset.name),
+                one,
+                name=self._task.name,
+                dataset=MemoryDataset([self._copied(sample)], name=self._task.dataset.name),
                 model=await asked(model),
                 epochs=1,
                 **({"model_roles": {**(self._task.model_roles or {}), **roles}} if roles else {}),
@@ -112,6 +115,11 @@ class Adapter:
             )
             ended = await self._evaluate(one)
         return self._result(ended, SESSION + model)
+
+    def _copied(self, sample: Sample) -> Sample:
+        """A sample that a run may change."""
+        changes = {"sandbox": None} if self._sandbox and sample.sandbox else {}
+        return sample.model_copy(update=changes, deep=True)
 
     async def _evaluate(self, task: Task) -> EvalSample:
         """Run the task in the evaluation under way, or in a new one."""
@@ -246,18 +254,25 @@ def made(name: str, arguments: JsonObject) -> Task:
     """The task of a package ("inspect_evals/gsm8k") or of a file ("file.py@name", or "file.py" with one task)."""
     path, _, function = name.partition("@")
     if not path.endswith(".py"):
-        made = registry_create("task", name, **arguments)
-        assert isinstance(made, Task)
-        return made
+        task = registry_create("task", name, **arguments)
+        assert isinstance(task, Task)
+        return task
     file = Path(path).absolute()
     with beneath(file.parent):
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[file.stem] = module
-        spec.loader.exec_module(module)
-        return registry_create("task", function, **arguments)
+        loaded(file, file.stem)
+        task = registry_create("task", function, **arguments)
+        assert isinstance(task, Task)
+        return task
+
+
+def loaded(file: Path, name: str) -> ModuleType:
+    """A file as a module."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager
@@ -295,12 +310,32 @@ def shown(sample: Sample) -> str:
     return "\n".join([text, *choices]) or f"sample {sample.id}"
 
 
-def sandbox_of(task: Task, samples: list[Sample], sandbox: str) -> str:
-    """The sandbox that replaces the task's, "" for none. Raises `ValueError` if a sample needs one that cannot be served."""
-    needed = [(sample.id, sample.sandbox or task.sandbox) for sample in samples if sample.sandbox or task.sandbox]
-    if not needed or sandbox == "own":
+def sandbox_of(task: Task, samples: list[Sample], wanted: str) -> str:
+    """The sandbox that replaces the task's, "" for none. Raises `ValueError` for one that cannot be served."""
+    needed = {str(sample.id): spec for sample in samples if (spec := spec_of(sample.sandbox) or spec_of(task.sandbox))}
+    if not needed or wanted == "own":
         return ""
-    raise ValueError(f"{len(needed)} of {len(samples)} samples need a sandbox ({needed[0][1]})")
+    some = f"{len(needed)} of {len(samples)} samples (such as {next(iter(needed))!r})"
+    if wanted == "none":
+        kinds = ", ".join(sorted({spec.type for spec in needed.values()}))
+        raise ValueError(
+            f'{some} need a sandbox ({kinds}): set tasks.sandbox = "midstream" if their commands are Python alone, '
+            '"own" where inspect can start it, or leave them out by tasks.arguments'
+        )
+    if made := [f"sample {name!r}: {spec.config}" for name, spec in needed.items() if spec.config is not None]:
+        raise ValueError(f"midstream's sandbox cannot be set up like that of {len(made)} samples ({made[0]})")
+    if setup := [str(sample.id) for sample in samples if sample.setup]:
+        raise ValueError(f"midstream's sandbox runs no shell, and {len(setup)} samples (such as {setup[0]!r}) have a setup")
+    sandbox = loaded(Path(__file__).with_name("inspect_sandbox.py"), "midstream_inspect_sandbox")
+    sandbox.MidstreamSandbox.open()
+    return sandbox.NAME
+
+
+def spec_of(sandbox: Any) -> SandboxEnvironmentSpec | None:
+    """A sandbox as a task or sample states it: its type, or its type and what it is made from."""
+    if sandbox is None or isinstance(sandbox, SandboxEnvironmentSpec):
+        return sandbox
+    return SandboxEnvironmentSpec(sandbox) if isinstance(sandbox, str) else SandboxEnvironmentSpec(*sandbox)
 
 
 def numbers(name: str, score: Score) -> list[tuple[str, float]]:
