@@ -17,7 +17,11 @@ Message = dict[str, Any]
 def called(tool: str, arguments: dict[str, Any]) -> Message:
     """A reply that calls a tool."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
 
 
 class ChatServer:

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Failed(RuntimeError):
     """A rollout or its scoring failed, which verifiers says in its record."""
 
 
-def Adapter(environment: str, arguments: JsonObject, env: JsonObject, count: int | None) -> Any:  # noqa: N802
+def Adapter(environment: str, arguments: JsonObject, env: JsonObject, count: int | None) -> Any:
     """The adapter of the generation of verifiers that is installed here."""
     name = importable(environment)
     if version(DISTRIBUTION).startswith("0.1."):
@@ -76,7 +77,7 @@ def question_of(prompt: Any) -> str:
     """The text of a prompt: that of its only user message, or the whole chat."""
     if isinstance(prompt, str):
         return prompt
-    messages = [(field(message, "role"), text_of(field(message, "content"))) for message in prompt or []]
+    messages = [(named(message, "role"), text_of(named(message, "content"))) for message in prompt or []]
     asked = [text for role, text in messages if role == "user"]
     if len(asked) == 1:
         return asked[0]
@@ -87,10 +88,10 @@ def text_of(content: Any) -> str:
     """The text of a message, whose content may be parts."""
     if not isinstance(content, list):
         return str(content or "")
-    return "\n".join(str(field(part, "text")) for part in content if field(part, "type") == "text")
+    return "\n".join(str(named(part, "text")) for part in content if named(part, "type") == "text")
 
 
-def field(value: Any, name: str) -> Any:
+def named(value: Any, name: str) -> Any:
     """A field of a message, which is a mapping or an object."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
@@ -159,7 +160,9 @@ class Tasksets:
                     "question": task.data.prompt_text or str(data.get("name") or ""),
                     "answer": text_answer(data.get("answer")),
                     "family": self._name,
-                    "content": content_of({key: value for key, value in data.items() if key not in ("idx", "id", "name")}),
+                    "content": content_of(
+                        {key: value for key, value in data.items() if key not in ("idx", "id", "name")}
+                    ),
                 }
             )
         return told_apart(rows)
@@ -213,7 +216,15 @@ def scored(episode: Any) -> JsonObject:
     return {"answer": trace.last_reply, "reward": trace.reward, "parts": parts}
 
 
-_failures: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failures")
+@dataclass
+class Failures:
+    """What failed while one rollout was scored: reward functions, and metrics, which have no weight in the reward."""
+
+    rewards: list[str] = field(default_factory=list)
+    metrics: set[str] = field(default_factory=set)
+
+
+_failures: contextvars.ContextVar[Failures] = contextvars.ContextVar("failures")
 
 
 class Environments:
@@ -226,9 +237,11 @@ class Environments:
         self._name, self._count = name, count
         self._environment = vf.load_environment(name, **arguments)
         if self._environment.requires_group_rollouts or self._environment.provides_advantages:
-            raise Refused(f"the rubric of {name!r} scores a group of rollouts at once: rewards of one rollout are mapped")
+            raise Refused(
+                f"the rubric of {name!r} scores a group of rollouts at once: rewards of one rollout are mapped"
+            )
         for rubric in rubrics_of(self._environment):
-            rubric.funcs = [watched(function) for function in rubric.funcs]
+            rubric.funcs = [watched(*pair) for pair in zip(rubric.funcs, rubric.weights, strict=True)]
         self._rows: dict[str, JsonObject] = {}
 
     def rows(self) -> list[JsonObject]:
@@ -260,7 +273,7 @@ class Environments:
 
         if not self._rows:
             self.rows()
-        failures: list[str] = []
+        failures = Failures()
         _failures.set(failures)
         environment = self._environment
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=None) as client:
@@ -270,9 +283,10 @@ class Environments:
             )
         if said["error"] is not None:
             raise Failed(f"the rollout failed: {said['error']}")
-        if failures:
-            raise Failed(failures[0])
-        return {"answer": last_reply(said["completion"]), "reward": said["reward"], "parts": said["metrics"] or {}}
+        if failures.rewards:
+            raise Failed(failures.rewards[0])
+        parts = {name: value for name, value in (said["metrics"] or {}).items() if name not in failures.metrics}
+        return {"answer": last_reply(said["completion"]), "reward": said["reward"], "parts": parts}
 
     def score(self, case: str, answer: str) -> JsonObject:
         """Refuse an answer of another agent."""
@@ -290,17 +304,21 @@ def rubrics_of(environment: Any) -> list[Any]:
     return found
 
 
-def watched(function: Any) -> Any:
+def watched(function: Any, weight: float) -> Any:
     """A reward function whose failure is kept: verifiers counts it as a reward of 0."""
+    name = getattr(function, "__name__", str(function))
 
     @functools.wraps(function)
-    async def call(*args: Any, **named: Any) -> float:
+    async def call(*args: Any, **keywords: Any) -> float:
         try:
-            value = function(*args, **named)
+            value = function(*args, **keywords)
             return float(await value if inspect.isawaitable(value) else value)
         except Exception as error:
-            name = getattr(function, "__name__", str(function))
-            _failures.get([]).append(f"the reward function {name!r} failed: {type(error).__name__}: {error}")
+            failures = _failures.get(Failures())
+            if weight:
+                failures.rewards.append(f"the reward function {name!r} failed: {type(error).__name__}: {error}")
+            else:
+                failures.metrics.add(name)
             raise
 
     return call
@@ -310,5 +328,5 @@ def last_reply(completion: Any) -> str:
     """The text of the model's last message."""
     if isinstance(completion, str):
         return completion
-    said = [text_of(field(message, "content")) for message in completion or [] if field(message, "role") == "assistant"]
+    said = [text_of(named(message, "content")) for message in completion or [] if named(message, "role") == "assistant"]
     return said[-1] if said else ""
