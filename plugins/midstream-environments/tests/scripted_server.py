@@ -2,14 +2,15 @@
 
     python scripted_server.py REPLIES.json     {question: {"calls": [[name, arguments], ...], "reply": "..."}}
 
-It prints its address. A reply can also be a list of tool results to look up in: "{0}" is the first result.
+It prints its address. In a reply "{0}" stands for the first result.
 """
 
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
-REPLIES = json.load(open(sys.argv[1], encoding="utf-8"))
+REPLIES = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 
 
 def text_of(content):
@@ -31,7 +32,11 @@ class Handler(BaseHTTPRequestHandler):
             offered = [tool["function"]["name"] for tool in body.get("tools") or ()]
             assert name in offered, f"{name} is not one of {offered}"
             call = {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-            message = {"role": "assistant", "content": None, "tool_calls": [{"id": f"call-{len(results)}", "type": "function", "function": call}]}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": f"call-{len(results)}", "type": "function", "function": call}],
+            }
         elif results:
             message["content"] = scripted["reply"].replace("{0}", results[0])
         reason = "tool_calls" if "tool_calls" in message else "stop"
@@ -40,7 +45,10 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             for place, call in enumerate(message.get("tool_calls", ())):
                 call["index"] = place
-            chunk = reply | {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": message, "finish_reason": reason}]}
+            chunk = reply | {
+                "object": "chat.completion.chunk",
+                "choices": [{"index": 0, "delta": message, "finish_reason": reason}],
+            }
             data = b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
         else:
             data = json.dumps(reply | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}).encode()
@@ -55,5 +63,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
+sys.stdout.write(f"http://127.0.0.1:{server.server_port}/v1\n")
+sys.stdout.flush()
 server.serve_forever()

@@ -1,4 +1,4 @@
-"""`midstream environments export RECIPE` and `list`: midstream's worlds in the formats of others; the libraries here."""
+"""`midstream environments export RECIPE`: a world in the formats of others; and `list`: the libraries."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from midstream.components.component import ToolConfig
+from midstream.components.component import Component, ToolConfig, wrapper_config
 from midstream.components.own import file_of, is_reference, name_of
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.task import Task
@@ -37,12 +37,13 @@ from midstream_environments.library import LibraryConfig
 
 Form = Literal["verifiers", "openenv", "jsonl"]
 FORMS: tuple[Form, ...] = ("verifiers", "openenv", "jsonl")
-# The files of an exported package, in a folder for each project.
+# The files of an exported package, in a folder for each project; those that end in `.in` have places for words.
 _TEMPLATES = Path(__file__).parent / "templates"
 _NEEDS = {"verifiers": "verifiers>=0.1.14,<0.5", "openenv": "openenv-core>=0.3,<0.4"}
+_A_RULE = "choose a rule: --reward NAME"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Fields of a row that `tasks.type = "file"` reads in a way of its own; where the row was.
-_NO_METADATA = frozenset({"question", "answer", "aliases", "id", "family", "split", "reward", "options", "rubric", "row"})
+_NO_METADATA = frozenset({"question", "answer", "aliases", "id", "family", "split", "reward", "row"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +77,8 @@ class _Files:
         """The place of a Python file, next to those of its neighbors that it imports."""
         place = self.placed(path, "own")
         for neighbor in _neighbors(path):
-            beside = f"{place.rpartition('/')[0]}/{neighbor.name}"
-            if self.copies.setdefault(beside, neighbor) != neighbor:
+            other = f"{place.rpartition('/')[0]}/{neighbor.name}"
+            if self.copies.setdefault(other, neighbor) != neighbor:
                 raise _cannot(f"{path} and another file import different files called {neighbor.name}", "rename one")
         return place
 
@@ -103,7 +104,7 @@ def export(recipe: Recipe, *, form: Form, out: Path, split: Split | None = None,
         count: tasks of each split, drawn at random; by default all, or 60 of each family where tasks are made.
 
     Raises:
-        UsageError: `out` is there already, its name is none of a Python package, or there are too few tasks.
+        UsageError: `out` is there already, its name is not that of a Python package, or there are too few tasks.
         UnsupportedError: something in the recipe cannot be exported.
     """
     if out.exists():
@@ -134,12 +135,14 @@ def export(recipe: Recipe, *, form: Form, out: Path, split: Split | None = None,
     needs = sorted(_distributions(recipe, table, files) | {_NEEDS[form]})
     package = out / name
     for source in sorted((_TEMPLATES / form).rglob("*")):
-        if source.is_file() and source.suffix in (".py", ".toml", ".md"):
-            top = source.parent == _TEMPLATES / form and source.suffix != ".py"
-            target = (out if top else package) / source.relative_to(_TEMPLATES / form)
+        if source.is_file() and "__pycache__" not in source.parts:
+            inside, text = source.relative_to(_TEMPLATES / form), source.read_text(encoding="utf-8")
+            if source.suffix == ".in":
+                target, text = out / inside.with_suffix(""), Text(text).substitute(_words(recipe, name, needs))
+            else:
+                target = package / inside
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = source.read_text()
-            target.write_text(Text(text).substitute(_words(recipe, name, needs)) if top else text)
+            target.write_text(text, encoding="utf-8")
     world = package / "world"
     world.mkdir()
     (world / RECIPE).write_text(to_toml(table), encoding="utf-8")
@@ -162,37 +165,51 @@ def _check_name(name: str, out: Path) -> None:
     if not _NAME.fullmatch(name):
         fix = "name a folder in small letters, digits and _, e.g. --out my_world"
         raise UsageError(f"{out}: {name!r} is no name of a package", code="name-invalid", fix=fix)
-    if name in sys.stdlib_module_names or find_spec(name) is not None:
+    found = find_spec(name)
+    # A mere folder in the working directory is found, too.
+    if name in sys.stdlib_module_names or (found is not None and found.origin is not None):
         fix = f"name another folder, e.g. --out {name}_world"
         raise UsageError(f"{out}: a module {name!r} is installed already", code="name-clash", fix=fix)
 
 
 def _check_components(recipe: Recipe) -> None:
     """Nothing that is exported asks a model, reads an agent's stream, or is a server."""
-    for where, component, tasks in reward_components(recipe):
-        if where.startswith("reward") and tasks is recipe.tasks:
-            config: Any = component.config
-            if component.engine is not None or config.asks == "always":
-                raise _cannot(f"{where}.type = {component.type!r} asks a model to judge", "choose a rule: --reward NAME")
-            if config.of_stream:
-                raise _cannot(f"{where}.type = {component.type!r} scores an agent's stream", "choose a rule: --reward NAME")
+    for where, component, _ in reward_components(recipe):
+        config: Any = component.config
+        if where.startswith("reward") and (component.engine is not None or config.asks == "always"):
+            raise _cannot(f"{where}.type = {component.type!r} asks a model to judge", _A_RULE)
+        if where.startswith("reward") and config.of_stream:
+            raise _cannot(f"{where}.type = {component.type!r} scores an agent's stream", _A_RULE)
     tools = [(f"tools.{name}", component) for name, component in recipe.tools.items()]
-    wraps = [(f"wrappers.{tool}.{name}", part) for tool, parts in recipe.wrappers.items() for name, part in parts.items()]
-    for where, component in (*tools, *wraps):
+    for tool, parts in _wrappers(recipe).items():
+        tools += [(f"wrappers.{tool}.{name}", part) for name, part in parts.items()]
+    for where, component in tools:
         if component.engine is not None or component.config.asks == "always":
             raise _cannot(f"{where}.type = {component.type!r} asks a model", "leave it out of the recipe")
         if isinstance(component.config, ToolConfig) and component.config.several:
             raise _cannot(f"{where} is a server of tools", "leave it out, and start it next to the environment")
 
 
+def _wrappers(recipe: Recipe) -> dict[str, dict[str, Component]]:
+    """What wraps tools outside of midstream's own training, too."""
+    found = {
+        tool: {name: part for name, part in parts.items() if wrapper_config(part).everywhere}
+        for tool, parts in recipe.wrappers.items()
+    }
+    return {tool: parts for tool, parts in found.items() if parts}
+
+
 def _check_rewards(build: Build) -> None:
     """No reward wants more than the answer, or asks a model itself."""
-    for reward in (build.reward(component) for where, component, _ in reward_components(build.recipe) if where == "reward"):
+    for where, component, _ in reward_components(build.recipe):
+        if not where.startswith("reward"):
+            continue
+        reward = build.reward(component)
         if reward.judged:
-            raise _cannot(f"the reward {reward.name!r} asks a model to judge", "choose a rule: --reward NAME")
+            raise _cannot(f"the reward {reward.name!r} asks a model to judge", _A_RULE)
         if isinstance(reward, FunctionReward) and "trajectory" in reward._function.takes:
             raise _cannot(
-                f"the reward {reward.name!r} takes `trajectory`, and the environment's runner records it, not midstream",
+                f"the reward {reward.name!r} takes `trajectory`, which midstream does not record there",
                 "take `answer` and `gold` instead",
             )
 
@@ -226,11 +243,13 @@ def _write_rows(out: Path, tasks: Mapping[str, Sequence[Task]]) -> None:
 
 
 def _row(split: str, task: Task) -> dict[str, JsonValue]:
-    """A task as `tasks.type = "file"` reads it."""
-    named = {"aliases": list(task.aliases), "family": task.family, "reward": task.reward}
+    """A task as `tasks.type = "file"` reads it, which lists the options below the question again."""
+    options = task.metadata.get("options")
+    named = {"aliases": [] if options else list(task.aliases), "family": task.family, "reward": task.reward}
+    listed = "".join(f"\n{letter}. {text}" for letter, text in options.items()) if isinstance(options, dict) else ""
     return {
         "id": task.id,
-        "question": task.question,
+        "question": task.question.replace(listed, "", 1),
         "answer": task.answer,
         **{key: value for key, value in named.items() if value},
         "split": split,
@@ -261,6 +280,7 @@ def _table(recipe: Recipe, files: _Files) -> dict[str, Any]:
     """The table of the exported recipe, whose files are copies."""
     whole = recipe.table()
     config = tasks_config(recipe.tasks)
+    wrappers = _wrappers(recipe)
     needs_world = config.world or any(tool.config.needs_world for tool in recipe.tools.values())
     table = {
         "extends": "direct",
@@ -271,7 +291,7 @@ def _table(recipe: Recipe, files: _Files) -> dict[str, Any]:
         # The tasks themselves are in a file; a world's facts, or a library's scorer, come from their source.
         **({"tasks": whole["tasks"]} if needs_world or isinstance(config, LibraryConfig) else {}),
         "tools": whole["tools"],
-        **({"wrappers": whole["wrappers"]} if recipe.wrappers else {}),
+        "wrappers": {tool: {name: part.table() for name, part in parts.items()} for tool, parts in wrappers.items()},
         "reward": whole["reward"],
         "sandbox": whole["sandbox"],
     }
@@ -298,12 +318,13 @@ def _with_copies(value: Any, files: _Files, key: str = "") -> Any:
 def _neighbors(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """The files next to a Python file that it imports, and those that they import."""
     for top in _imported(path):
-        beside = path.with_name(f"{top}.py")
-        if beside.is_file() and beside not in seen | {path}:
-            yield beside
-            yield from _neighbors(beside, seen | {path, beside})
-        elif path.with_name(top).is_dir() and (path.with_name(top) / "__init__.py").exists():
-            raise _cannot(f"{path} imports the package {top}/ next to it", "install that package, or put it into one file")
+        file, folder = path.with_name(f"{top}.py"), path.with_name(top)
+        if file.is_file() and file not in seen | {path}:
+            yield file
+            yield from _neighbors(file, seen | {path, file})
+        elif (folder / "__init__.py").exists():
+            fix = "install that package, or put what it needs into one file"
+            raise _cannot(f"{path} imports the package {top}/ next to it", fix)
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -318,7 +339,7 @@ def _imported(path: Path) -> Iterator[str]:
 def _distributions(recipe: Recipe, table: Mapping[str, Any], files: _Files) -> set[str]:
     """The requirements of the package: midstream's own packages that its recipe uses, and those of your own modules."""
     components = [recipe.reward, *recipe.tools.values(), *([recipe.tasks] if "tasks" in table else [])]
-    components += [part for parts in recipe.wrappers.values() for part in parts.values()]
+    components += [part for parts in _wrappers(recipe).values() for part in parts.values()]
     named = {type(part.config).__module__ for part in components if not is_reference(part.type)} | files.modules
     # The package itself imports a module next to this one.
     return {_requirement(module) for module in {*named, __name__} if not module.startswith("midstream.")}
@@ -341,11 +362,10 @@ def _tops(package: Distribution) -> set[str]:
 
 def _words(recipe: Recipe, name: str, needs: Iterable[str]) -> dict[str, str]:
     """What stands in the places of the templates."""
-    text: Callable[[str], str] = lambda value: json.dumps(value, ensure_ascii=False)
     return {
         "name": name,
         "package": name.replace("_", "-"),
-        "description": text(recipe.description or f"The tasks of {recipe.name}"),
+        "description": json.dumps(recipe.description or f"The tasks of {recipe.name}", ensure_ascii=False),
         "recipe": recipe.name,
-        "dependencies": "\n".join(f"  {text(need)}," for need in needs),
+        "dependencies": "\n".join(f'  "{need}",' for need in needs),
     }

@@ -1,7 +1,7 @@
 """What an exported environment is made of at run time: the tasks, tools and reward of its recipe.
 
-The package that `midstream environments export` writes has a folder `world`: `recipe.toml`, `tasks.jsonl`, and copies of
-your own files. verifiers or OpenEnv runs the agent; this module answers its calls of tools and scores its answer.
+The package that `midstream environments export` writes has a folder `world`: `recipe.toml`, `tasks.jsonl`, and copies
+of your own files. verifiers or OpenEnv runs the agent; this module answers its calls of tools and scores its answer.
 
     world = World(Path("my_environment/world"))
     run = world.open("test/quiz-1f2e3d4c5b6a")
@@ -56,12 +56,14 @@ class World:
         self._directory = directory
         recipe = load_recipe(str((directory / RECIPE).resolve()))
         self.name, self.description = recipe.name, recipe.description
-        self.max_turns: int = getattr(recipe.agent, "max_turns", 10)
+        # Replies in all; of the recipe's agent it is the number of those that call tools.
+        self.max_replies: int = getattr(recipe.agent, "max_turns", 10) + 1
         self._build = Build(recipe)
         # What tools and rewards find the facts of a task in.
         self._source = self._build.source
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="midstream-world", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="midstream-world", daemon=True)
+        self._thread.start()
 
     @property
     def system(self) -> str:
@@ -134,6 +136,8 @@ class World:
             with suppress(LateError):
                 asyncio.run_coroutine_threadsafe(self._build.close(), self._loop).result(_CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 class WorldRun:
@@ -153,9 +157,10 @@ class WorldRun:
         if tool is None:
             known = ", ".join(self._world.tools) or "none"
             return ToolResult(text=f"no tool is called {name[:80]!r} (tools: {known})", ok=False)
-        problem = unfit(arguments) or schema_error(arguments, tool.parameters)
-        if problem or not isinstance(arguments, Mapping):
-            return ToolResult(text=f"invalid arguments for {name}: {problem or 'they are no object'}", ok=False)
+        if not isinstance(arguments, Mapping):
+            return ToolResult(text=f"invalid arguments for {name}: they are no JSON object", ok=False)
+        if problem := unfit(arguments) or schema_error(arguments, tool.parameters):
+            return ToolResult(text=f"invalid arguments for {name}: {problem}", ok=False)
         return await self._world.do(call_tool(tool, arguments))
 
     def _tool(self, name: str) -> Tool | None:

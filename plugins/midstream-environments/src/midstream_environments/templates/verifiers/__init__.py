@@ -3,6 +3,7 @@
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from midstream_environments.exported import World
 
@@ -13,7 +14,7 @@ def world() -> World:
     return World(Path(__file__).parent / "world")
 
 
-def load_environment(split: str = "", eval_split: str = "", max_turns: int = 0):
+def load_environment(split: str = "", eval_split: str = "", max_turns: int = 0) -> Any:
     """The environment for verifiers 0.1: `split` is for training, `eval_split` for evaluations."""
     from .classic import load
 

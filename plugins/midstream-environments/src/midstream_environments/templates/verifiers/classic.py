@@ -1,7 +1,10 @@
 """The environment for verifiers 0.1."""
 
-import verifiers as vf
+from typing import Any
+
 from datasets import Dataset
+
+import verifiers as vf
 from midstream.core.errors import MidstreamError
 from midstream_environments.exported import World, loads_object
 
@@ -11,7 +14,7 @@ from . import world
 class WorldEnv(vf.MultiTurnEnv):
     """A conversation with midstream's tools, whose last reply midstream's reward scores."""
 
-    def __init__(self, world: World, **settings) -> None:
+    def __init__(self, world: World, **settings: Any) -> None:
         super().__init__(tool_defs=[vf.Tool(**schema) for schema in world.schemas] or None, **settings)
         self.world = world
 
@@ -24,7 +27,7 @@ class WorldEnv(vf.MultiTurnEnv):
         """The first reply without a call ends the conversation."""
         return bool(state["trajectory"]) and not _calls(state)
 
-    async def env_response(self, messages: vf.Messages, state: vf.State, **_) -> vf.Messages:
+    async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
         """Answer the calls of the latest reply."""
         found = []
         for call in _calls(state):
@@ -77,7 +80,7 @@ def load(*, split: str, eval_split: str, max_turns: int) -> vf.Environment:
         eval_dataset=_rows(test),
         system_prompt=found.system,
         rubric=vf.Rubric(funcs=[reward]),
-        max_turns=max_turns or found.max_turns,
+        max_turns=max_turns or found.max_replies,
     )
 
 

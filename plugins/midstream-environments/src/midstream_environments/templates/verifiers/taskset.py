@@ -67,7 +67,9 @@ class WorldTaskset(vf.Taskset[WorldTask, WorldConfig]):
 class WorldEnvConfig(vf.EnvConfig):
     """A chat model with the tools; nothing that it writes runs outside of them, so it needs no container."""
 
-    agent: vf.AgentConfig = vf.AgentConfig(harness=NullHarnessConfig(id="null"), runtime=vf.SubprocessConfig())
+    agent: vf.AgentConfig = vf.AgentConfig(
+        harness=NullHarnessConfig(id="null"), runtime=vf.SubprocessConfig(), max_turns=world().max_replies
+    )
 
 
 class WorldEnv(vf.Env[WorldEnvConfig]):

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import verifiers.v1 as vf
 from mcp.server.mcpserver.tools import Tool
+
+import verifiers.v1 as vf
 from midstream_environments.exported import WorldRun
 
 from . import world
