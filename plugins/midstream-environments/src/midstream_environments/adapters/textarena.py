@@ -1,0 +1,104 @@
+"""TextArena: single-player games. A case is a game and its seed.
+
+The observation of a turn is what the game says since the one before, in the words of `LLMObservationWrapper`, which
+repeats the whole game in each turn: an agent of midstream has what was said before in its conversation.
+"""
+
+import random
+
+import numpy
+import textarena
+from textarena.core import GAME_ID, ObservationType
+
+DISTRIBUTION = "textarena"
+
+
+class Adapter:
+    """The games of one recipe."""
+
+    def __init__(self, games, episodes, max_turns):
+        self._games, self._episodes, self._max_turns = games, episodes, max_turns
+        self._open = {}
+        for game in games:
+            made(game, 0)
+
+    def rows(self):
+        """A row for each game and seed."""
+        return [
+            {"case": f"{seed} {game}", "question": f"{game}, seed {seed}", "family": game}
+            for game in self._games
+            for seed in range(self._episodes)
+        ]
+
+    def open(self, episode, case, seed):
+        """Reset the game of a case. Its seed decides what it holds, so that all attempts have the same."""
+        number, game = case.split(" ", 1)
+        self._open[episode] = [made(game, int(number)), 0]
+        return self._turn(episode, over=False)
+
+    def reply(self, episode, text):
+        """Make a move."""
+        opened = self._open[episode]
+        opened[1] += 1
+        done, _ = opened[0].step(text)
+        return self._turn(episode, over=bool(done))
+
+    def close(self, episode):
+        """Forget the game."""
+        self._open.pop(episode, None)
+
+    def _turn(self, episode, over):
+        env, turns = self._open[episode]
+        _, said = base_of(env).get_observation()
+        lines = [f"[{'GAME' if sender == GAME_ID else sender}] {text}" for sender, text, kind in said if kind != ObservationType.PLAYER_ACTION]
+        return {
+            "text": "\n".join(lines) or "(no message)",
+            "over": over or turns >= self._max_turns,
+            "outcome": outcome_of(env, turns),
+        }
+
+
+def made(game, seed):
+    """A game, reset with a seed. Raises what explains why it cannot be played here."""
+    # Not every game draws from the generator that the library seeds.
+    random.seed(seed)
+    numpy.random.seed(seed)
+    try:
+        env = textarena.make(game)
+    except ValueError as error:
+        if "not found in registry" in str(error):
+            raise ValueError(f"TextArena has no game {game!r}") from None
+        raise ValueError(f"the game {game!r} cannot be made: {words_of(error)}") from error
+    except LookupError as error:
+        fix = "python -c \"import nltk; nltk.download('all')\" downloads what it needs, where there is a network"
+        raise ValueError(f"the game {game!r} cannot be made: {words_of(error)} ({fix})") from error
+    except Exception as error:
+        raise ValueError(f"the game {game!r} cannot be made: {words_of(error)}") from error
+    players = f"the game {game!r} is for more than one player; midstream plays games for one"
+    try:
+        env.reset(num_players=1, seed=seed)
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"{players} ({words_of(error)})") from error
+    if not isinstance(env.state, textarena.SinglePlayerState):
+        raise ValueError(players)
+    return env
+
+
+def base_of(env):
+    """The game inside its wrappers."""
+    while isinstance(env, textarena.core.Wrapper):
+        env = env.env
+    return env
+
+
+def outcome_of(env, turns):
+    """The player's reward and why; 0 for a game that is not over."""
+    rewards, info = env.close()
+    reason = info[0].get("reason") or "" if rewards else "the game was not finished"
+    return {"reward": (rewards or {}).get(0, 0.0), "feedback": reason, "turns": turns, "invalid": info[0]["invalid_move"]}
+
+
+def words_of(error):
+    """An error in one line."""
+    lines = [line.strip(" *") for line in str(error).splitlines()]
+    return f"{type(error).__name__}: {' '.join(line for line in lines if line)[:300]}"

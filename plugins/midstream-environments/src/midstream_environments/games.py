@@ -1,0 +1,47 @@
+"""TextArena and Gymnasium: games as episodes, in which a reply is an action.
+
+    tasks = { type = "textarena", games = ["GuessTheNumber-v0", "Mastermind-v0"], episodes = 200 }
+    tasks = { type = "gymnasium", environment = "FrozenLake-v1", arguments = { is_slippery = false } }
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from midstream.components.component import Context
+from midstream_environments.episodes import EpisodeCases
+from midstream_environments.library import LibraryConfig
+
+
+class EpisodesConfig(LibraryConfig):
+    """Settings that every library of episodes has.
+
+    Attributes:
+        max_turns: the most replies in an episode, which is over then with the reward that it has
+    """
+
+    dialogues = True
+
+    max_turns: int = Field(default=100, ge=1)
+
+    def build(self, context: Context) -> EpisodeCases:
+        """Build it."""
+        return EpisodeCases(self.opened(context))
+
+
+class TextArenaConfig(EpisodesConfig):
+    """Games of TextArena for one player.
+
+    Attributes:
+        games: their ids
+        episodes: how many seeds of each there are, shared out over the splits
+    """
+
+    adapter: ClassVar[str] = "textarena"
+    library: ClassVar[str] = "textarena"
+    tested: ClassVar[tuple[str, str]] = ("0.7.4", "0.7.4")
+
+    games: tuple[str, ...] = Field(min_length=1)
+    episodes: int = Field(default=200, ge=1)
