@@ -45,3 +45,27 @@ class TextArenaConfig(EpisodesConfig):
 
     games: tuple[str, ...] = Field(min_length=1)
     episodes: int = Field(default=200, ge=1)
+
+
+class GymnasiumConfig(EpisodesConfig):
+    """An environment of Gymnasium whose observations are text, or that can be drawn as text (`render_mode = "ansi"`).
+
+    Attributes:
+        environment: its id; "module:Id" imports the module that registers it
+        arguments: of `gymnasium.make`
+        actions: names for numbered actions, by which a reply may call them too
+        instructions: what the agent is told of the game; by default from the environment's documentation
+        reward: the sum of the steps' rewards, or the last
+        episodes: how many seeds there are, shared out over the splits
+    """
+
+    adapter: ClassVar[str] = "gymnasium"
+    library: ClassVar[str] = "gymnasium"
+    tested: ClassVar[tuple[str, str]] = ("1.4.0", "1.4.0")
+
+    environment: str
+    arguments: dict[str, JsonValue] = {}
+    actions: tuple[str, ...] = ()
+    instructions: str = ""
+    reward: Literal["sum", "last"] = "sum"
+    episodes: int = Field(default=200, ge=1)

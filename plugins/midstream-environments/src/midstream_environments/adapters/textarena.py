@@ -5,10 +5,16 @@ repeats the whole game in each turn: an agent of midstream has what was said bef
 """
 
 import random
+import re
 
-import numpy
 import textarena
 from textarena.core import GAME_ID, ObservationType
+
+try:
+    import numpy
+except ImportError:
+    # Only some games need it.
+    numpy = None
 
 DISTRIBUTION = "textarena"
 
@@ -50,9 +56,10 @@ class Adapter:
     def _turn(self, episode, over):
         env, turns = self._open[episode]
         _, said = base_of(env).get_observation()
-        lines = [f"[{'GAME' if sender == GAME_ID else sender}] {text}" for sender, text, kind in said if kind != ObservationType.PLAYER_ACTION]
+        # The agent's own moves are in its conversation.
+        lines = [text for sender, text, kind in said if sender == GAME_ID and kind != ObservationType.PLAYER_ACTION]
         return {
-            "text": "\n".join(lines) or "(no message)",
+            "text": "\n".join(f"[GAME] {text}" for text in lines) or "(no message)",
             "over": over or turns >= self._max_turns,
             "outcome": outcome_of(env, turns),
         }
@@ -62,17 +69,12 @@ def made(game, seed):
     """A game, reset with a seed. Raises what explains why it cannot be played here."""
     # Not every game draws from the generator that the library seeds.
     random.seed(seed)
-    numpy.random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed)
     try:
         env = textarena.make(game)
-    except ValueError as error:
-        if "not found in registry" in str(error):
-            raise ValueError(f"TextArena has no game {game!r}") from None
-        raise ValueError(f"the game {game!r} cannot be made: {words_of(error)}") from error
-    except LookupError as error:
-        fix = "python -c \"import nltk; nltk.download('all')\" downloads what it needs, where there is a network"
-        raise ValueError(f"the game {game!r} cannot be made: {words_of(error)} ({fix})") from error
     except Exception as error:
+        # NLTK's data, a key of a provider, a package: whatever it is, the game does not run here.
         raise ValueError(f"the game {game!r} cannot be made: {words_of(error)}") from error
     players = f"the game {game!r} is for more than one player; midstream plays games for one"
     try:
@@ -99,6 +101,6 @@ def outcome_of(env, turns):
 
 
 def words_of(error):
-    """An error in one line."""
-    lines = [line.strip(" *") for line in str(error).splitlines()]
-    return f"{type(error).__name__}: {' '.join(line for line in lines if line)[:300]}"
+    """An error in one line, without what NLTK says of where it looked."""
+    text = re.sub(r"[\s*]+", " ", str(error)).partition("For more information")[0].strip()
+    return f"{type(error).__name__}: {text[:300]}"
