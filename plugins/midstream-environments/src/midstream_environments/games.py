@@ -1,7 +1,7 @@
 """TextArena and Gymnasium: games as episodes, in which a reply is an action.
 
-    tasks = { type = "textarena", games = ["GuessTheNumber-v0", "Mastermind-v0"], episodes = 200 }
-    tasks = { type = "gymnasium", environment = "FrozenLake-v1", arguments = { is_slippery = false } }
+tasks = { type = "textarena", games = ["GuessTheNumber-v0", "Mastermind-v0"], episodes = 200 }
+tasks = { type = "gymnasium", environment = "FrozenLake-v1", arguments = { is_slippery = false } }
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ class EpisodesConfig(LibraryConfig):
     """Settings that every library of episodes has.
 
     Attributes:
-        max_turns: the most replies in an episode, which is over then with the reward that it has
+        max_turns: the most replies in an episode
+        unfinished: the reward of an episode that meets a limit before its end; by default what it has until then. Where
+            each step costs, a low one: otherwise it is best to do nothing
+        episodes: how many there are, each with its own seed, shared out over the splits
     """
 
     dialogues = True
 
     max_turns: int = Field(default=100, ge=1)
+    unfinished: float | None = None
+    episodes: int = Field(default=200, ge=1)
 
     def build(self, context: Context) -> EpisodeCases:
         """Build it."""
@@ -35,8 +40,7 @@ class TextArenaConfig(EpisodesConfig):
     """Games of TextArena for one player.
 
     Attributes:
-        games: their ids
-        episodes: how many seeds of each there are, shared out over the splits
+        games: their ids; each has so many episodes
     """
 
     adapter: ClassVar[str] = "textarena"
@@ -44,7 +48,6 @@ class TextArenaConfig(EpisodesConfig):
     tested: ClassVar[tuple[str, str]] = ("0.7.4", "0.7.4")
 
     games: tuple[str, ...] = Field(min_length=1)
-    episodes: int = Field(default=200, ge=1)
 
 
 class GymnasiumConfig(EpisodesConfig):
@@ -56,7 +59,6 @@ class GymnasiumConfig(EpisodesConfig):
         actions: names for numbered actions, by which a reply may call them too
         instructions: what the agent is told of the game; by default from the environment's documentation
         reward: the sum of the steps' rewards, or the last
-        episodes: how many seeds there are, shared out over the splits
     """
 
     adapter: ClassVar[str] = "gymnasium"
@@ -68,4 +70,3 @@ class GymnasiumConfig(EpisodesConfig):
     actions: tuple[str, ...] = ()
     instructions: str = ""
     reward: Literal["sum", "last"] = "sum"
-    episodes: int = Field(default=200, ge=1)

@@ -1,14 +1,14 @@
 """OpenEnv: environments behind a server, whose sessions are episodes.
 
-    tasks = { type = "openenv", url = "http://127.0.0.1:8000" }
-    tasks = { type = "openenv", command = ["uvicorn", "my_env.server.app:app", "--port", "{port}"] }
+tasks = { type = "openenv", url = "http://127.0.0.1:8000" }
+tasks = { type = "openenv", command = ["uvicorn", "my_env.server.app:app", "--port", "{port}"] }
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue, model_validator
 
 from midstream_environments.games import EpisodesConfig
 
@@ -21,8 +21,7 @@ class OpenEnvConfig(EpisodesConfig):
         command: a command that starts its server instead, with "{port}" in it; each process has a server of its own
         arguments: more arguments of `reset`
         observation: the fields of an observation that the agent sees; by default all
-        reward: the sum of the steps' rewards, or the last
-        episodes: how many there are, each with its seed, shared out over the splits
+        reward: the sum of the steps' rewards, or the last; a step without one adds 0
     """
 
     adapter: ClassVar[str] = "openenv"
@@ -34,7 +33,6 @@ class OpenEnvConfig(EpisodesConfig):
     arguments: dict[str, JsonValue] = {}
     observation: tuple[str, ...] = ()
     reward: Literal["sum", "last"] = "sum"
-    episodes: int = Field(default=200, ge=1)
 
     @model_validator(mode="after")
     def _has_port(self) -> Self:

@@ -3,6 +3,8 @@
 The server is at an address, or this process starts it and watches it; it ends with this process, by its supervisor.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
@@ -14,7 +16,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Awaitable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import IO, Any
 
 from openenv.core import GenericEnvClient
 from websockets.exceptions import ConnectionClosed
@@ -44,10 +49,20 @@ SHAPE = """Each of your replies is one action: a JSON object that fits this sche
 class Adapter:
     """The environment of one recipe."""
 
-    def __init__(self, url, command, arguments, observation, reward, episodes, max_turns):
+    def __init__(
+        self,
+        url: str,
+        command: list[str],
+        arguments: dict[str, Any],
+        observation: list[str],
+        reward: str,
+        episodes: int,
+        max_turns: int,
+        unfinished: float | None,
+    ) -> None:
         self._arguments, self._shown, self._reward = arguments, observation, reward
-        self._episodes, self._max_turns = episodes, max_turns
-        self._open = {}
+        self._episodes, self._max_turns, self._unfinished = episodes, max_turns, unfinished
+        self._open: dict[str, Session] = {}
         self._starting = asyncio.Lock()
         self._server = Server(command, url)
         self._server.start()
@@ -57,14 +72,14 @@ class Adapter:
         self._field = text_field(self._fields, schema.get("required", []))
         self._system = "" if self._tools or self._field else SHAPE.format(schema=json.dumps(shape_of(schema)))
 
-    def rows(self):
+    def rows(self) -> list[dict[str, Any]]:
         """A row for each seed."""
         return [
             {"case": str(seed), "question": f"episode {seed}", "family": self._server.name}
             for seed in range(self._episodes)
         ]
 
-    async def open(self, episode, case, seed):
+    async def open(self, episode: str, case: str, seed: int) -> dict[str, Any]:
         """Begin a session and reset it, or say that there is no room for another one."""
         async with self._starting:
             if self._server.ended:
@@ -84,7 +99,7 @@ class Adapter:
         self._open[episode] = Session(client, result)
         return {"system": self._system, "tools": tools, **self._turn(episode, self._text(result.observation))}
 
-    async def reply(self, episode, text):
+    async def reply(self, episode: str, text: str) -> dict[str, Any]:
         """Take a step. Where the actions are tools, a reply without a call ends the episode."""
         session = self._open[episode]
         session.turns += 1
@@ -99,7 +114,7 @@ class Adapter:
         session.take(result)
         return self._turn(episode, self._text(result.observation))
 
-    async def call(self, episode, tool, arguments):
+    async def call(self, episode: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call a tool, which is a step too."""
         session = self._open[episode]
         if session.over or session.turns >= self._max_turns:
@@ -113,12 +128,12 @@ class Adapter:
         session.take(result)
         return {**result_of_tool(result.observation), "outcome": self._outcome(session)}
 
-    async def close(self, episode):
+    async def close(self, episode: str) -> None:
         """End the session."""
         if session := self._open.pop(episode, None):
             await closed(session.client)
 
-    async def _offered(self, client):
+    async def _offered(self, client: GenericEnvClient) -> list[dict[str, Any]]:
         """The environment's tools."""
         result = await self._answer(client, client.step({"type": "list_tools"}))
         return [
@@ -130,7 +145,7 @@ class Adapter:
             for tool in result.observation.get("tools", [])
         ]
 
-    async def _answer(self, client, asked):
+    async def _answer(self, client: GenericEnvClient, asked: Awaitable[Any]) -> Any:
         """A reply of the server. Raises `NoRoomError`, `NoActionError`, or what says why there is none."""
         try:
             return await asked
@@ -144,39 +159,40 @@ class Adapter:
             raise NoActionError("it does not fit the schema of the environment's actions")
         raise RuntimeError(await asyncio.to_thread(self._server.explained, text))
 
-    def _text(self, observation):
+    def _text(self, observation: dict[str, Any]) -> str:
         """What the agent reads: the one text in an observation, or all of it as JSON."""
         fields = {name: value for name, value in observation.items() if name not in ("reward", "done", "metadata")}
         if self._shown:
             if missing := set(self._shown) - set(fields):
-                raise ValueError(f"tasks.observation: the environment's has no {min(missing)!r}, but {', '.join(fields)}")
+                raise ValueError(
+                    f"tasks.observation: the environment's has no {min(missing)!r}, but {', '.join(fields)}"
+                )
             fields = {name: fields[name] for name in self._shown}
         said = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
         if len(said) == 1 and isinstance(text := next(iter(said.values())), str):
             return text
         return json.dumps(said, ensure_ascii=False) if said else "(no message)"
 
-    def _turn(self, episode, text):
+    def _turn(self, episode: str, text: str) -> dict[str, Any]:
         session = self._open[episode]
         over = session.over or session.turns >= self._max_turns
         return {"text": text, "over": over, "outcome": self._outcome(session)}
 
-    def _outcome(self, session):
-        return {
-            "reward": session.total if self._reward == "sum" else session.last,
-            "feedback": "" if session.over else "the episode was not finished",
-            "turns": session.turns,
-        }
+    def _outcome(self, session: Session) -> dict[str, Any]:
+        reward, feedback = session.total if self._reward == "sum" else session.last, ""
+        if not session.over:
+            reward, feedback = reward if self._unfinished is None else self._unfinished, "the episode was not finished"
+        return {"reward": reward, "feedback": feedback, "turns": session.turns}
 
 
 class Session:
     """An episode under way: its connection, and its rewards so far. A step without a reward adds 0."""
 
-    def __init__(self, client, first):
+    def __init__(self, client: GenericEnvClient, first: Any) -> None:
         self.client, self.turns, self.total, self.last, self.over = client, 0, 0.0, 0.0, False
         self.take(first)
 
-    def take(self, result):
+    def take(self, result: Any) -> None:
         """Count a result of the environment."""
         self.over = bool(result.done)
         if result.reward is not None:
@@ -187,17 +203,18 @@ class Session:
 class Server:
     """The environment's server: one that runs already, or one of this process, on a free port."""
 
-    def __init__(self, command, url):
+    def __init__(self, command: list[str], url: str) -> None:
         self._command, self.url = command, url.rstrip("/")
-        self._process, self._printed = None, deque(maxlen=KEPT_LINES)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed: deque[str] = deque(maxlen=KEPT_LINES)
         self.name = "openenv"
 
     @property
-    def ended(self):
+    def ended(self) -> bool:
         """Whether the server was started here, and is no more."""
         return self._process is not None and self._process.poll() is not None
 
-    def start(self):
+    def start(self) -> None:
         """Start it if it has a command, and wait until it answers. Raises `RuntimeError` if it ends before."""
         if self._command:
             with socket.socket() as free:
@@ -223,20 +240,18 @@ class Server:
             if self.ended:
                 raise RuntimeError(self.explained("it did not start"))
             time.sleep(POLL_S)
-        try:
+        # Not every server has them.
+        with suppress(*UNREACHABLE):
             self.name = str(self.get("/metadata").get("name") or self.name)
-        except UNREACHABLE:
-            # Not every server has it.
-            pass
 
-    def get(self, path):
+    def get(self, path: str) -> dict[str, Any]:
         """JSON of the server."""
         # A proxy does not know a server of this machine.
         opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if self._command else []))
         with opener.open(self.url + path, timeout=30) as reply:
             return json.load(reply)
 
-    def explained(self, what):
+    def explained(self, what: str) -> str:
         """What went wrong, with how the server ended and its last output, if it did."""
         if self._process is None:
             return what
@@ -248,7 +263,7 @@ class Server:
         lines = "\n".join(self._printed)
         return f"the server {' '.join(self._command)!r} ended with {code}: {what}; its last output:\n{lines}"
 
-    def _keep(self, output):
+    def _keep(self, output: IO[bytes]) -> None:
         for line in output:
             self._printed.append(line.decode("utf-8", "replace").rstrip()[:300])
 
@@ -261,42 +276,39 @@ class NoActionError(Exception):
     """A reply is no action."""
 
 
-async def closed(client):
+async def closed(client: GenericEnvClient) -> None:
     """Close a client, whatever state its connection is in."""
-    try:
+    with suppress(Exception):
         await client.disconnect()
-    except Exception as error:
-        print(f"a session was not closed: {error}")
 
 
-async def last_words(client):
+async def last_words(client: GenericEnvClient) -> str:
     """The error that a server sent before it closed the connection, "" if it sent none."""
-    try:
+    with suppress(Exception):
         # No public method reads without sending first.
-        data = (await client._receive()).get("data") or {}
-    except Exception:
-        return ""
-    return f"Server error: {data.get('message')} (code: {data.get('code')})"
+        data = (await client._receive())["data"]
+        return f"Server error: {data['message']} (code: {data['code']})"
+    return ""
 
 
-def fields_of(schema):
+def fields_of(schema: dict[str, Any]) -> dict[str, Any]:
     """The fields of an action, without its metadata."""
     return {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
 
 
-def text_field(fields, required):
+def text_field(fields: dict[str, Any], required: list[str]) -> str:
     """The name of the field that a reply fills: the only one, or the only required one, if it is a text; else ""."""
     wanted = [name for name in fields if name in required] or list(fields)
     alone = len(wanted) == 1 and fields[wanted[0]].get("type") == "string" and "enum" not in fields[wanted[0]]
     return wanted[0] if alone else ""
 
 
-def shape_of(schema):
+def shape_of(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema without its metadata."""
     return {**schema, "properties": fields_of(schema)}
 
 
-def action_in(text):
+def action_in(text: str) -> dict[str, Any]:
     """The last JSON object in a reply. Raises `NoActionError` if there is none."""
     decoder, found, place = json.JSONDecoder(), None, text.find("{")
     while place >= 0:
@@ -310,7 +322,7 @@ def action_in(text):
     return found
 
 
-def result_of_tool(observation):
+def result_of_tool(observation: dict[str, Any]) -> dict[str, Any]:
     """The text of a tool's result, and whether it is one."""
     if error := observation.get("error"):
         return {"text": str(error.get("message") or error), "ok": False}

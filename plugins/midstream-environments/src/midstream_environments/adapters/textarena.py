@@ -4,8 +4,11 @@ The observation of a turn is what the game says since the one before, in the wor
 repeats the whole game in each turn: an agent of midstream has what was said before in its conversation.
 """
 
+from __future__ import annotations
+
 import random
 import re
+from typing import Any
 
 import textarena
 from textarena.core import GAME_ID, ObservationType
@@ -22,13 +25,14 @@ DISTRIBUTION = "textarena"
 class Adapter:
     """The games of one recipe."""
 
-    def __init__(self, games, episodes, max_turns):
-        self._games, self._episodes, self._max_turns = games, episodes, max_turns
-        self._open = {}
+    def __init__(self, games: list[str], episodes: int, max_turns: int, unfinished: float | None) -> None:
+        self._games, self._episodes = games, episodes
+        self._max_turns, self._unfinished = max_turns, unfinished or 0.0
+        self._open: dict[str, list[Any]] = {}
         for game in games:
             made(game, 0)
 
-    def rows(self):
+    def rows(self) -> list[dict[str, Any]]:
         """A row for each game and seed."""
         return [
             {"case": f"{seed} {game}", "question": f"{game}, seed {seed}", "family": game}
@@ -36,24 +40,24 @@ class Adapter:
             for seed in range(self._episodes)
         ]
 
-    def open(self, episode, case, seed):
+    def open(self, episode: str, case: str, seed: int) -> dict[str, Any]:
         """Reset the game of a case. Its seed decides what it holds, so that all attempts have the same."""
         number, game = case.split(" ", 1)
         self._open[episode] = [made(game, int(number)), 0]
         return self._turn(episode, over=False)
 
-    def reply(self, episode, text):
+    def reply(self, episode: str, text: str) -> dict[str, Any]:
         """Make a move."""
         opened = self._open[episode]
         opened[1] += 1
         done, _ = opened[0].step(text)
         return self._turn(episode, over=bool(done))
 
-    def close(self, episode):
+    def close(self, episode: str) -> None:
         """Forget the game."""
         self._open.pop(episode, None)
 
-    def _turn(self, episode, over):
+    def _turn(self, episode: str, over: bool) -> dict[str, Any]:
         env, turns = self._open[episode]
         _, said = base_of(env).get_observation()
         # The agent's own moves are in its conversation.
@@ -61,11 +65,11 @@ class Adapter:
         return {
             "text": "\n".join(f"[GAME] {text}" for text in lines) or "(no message)",
             "over": over or turns >= self._max_turns,
-            "outcome": outcome_of(env, turns),
+            "outcome": outcome_of(env, turns, self._unfinished),
         }
 
 
-def made(game, seed):
+def made(game: str, seed: int) -> Any:
     """A game, reset with a seed. Raises what explains why it cannot be played here."""
     # Not every game draws from the generator that the library seeds.
     random.seed(seed)
@@ -86,21 +90,22 @@ def made(game, seed):
     return env
 
 
-def base_of(env):
+def base_of(env: Any) -> Any:
     """The game inside its wrappers."""
     while isinstance(env, textarena.core.Wrapper):
         env = env.env
     return env
 
 
-def outcome_of(env, turns):
-    """The player's reward and why; 0 for a game that is not over."""
+def outcome_of(env: Any, turns: int, unfinished: float) -> dict[str, Any]:
+    """The player's reward and why; a game that is not over has none yet."""
     rewards, info = env.close()
-    reason = info[0].get("reason") or "" if rewards else "the game was not finished"
-    return {"reward": (rewards or {}).get(0, 0.0), "feedback": reason, "turns": turns, "invalid": info[0]["invalid_move"]}
+    if rewards is None:
+        return {"reward": unfinished, "feedback": "the game was not finished", "turns": turns}
+    return {"reward": rewards[0], "feedback": info[0].get("reason") or "", "turns": turns}
 
 
-def words_of(error):
+def words_of(error: Exception) -> str:
     """An error in one line, without what NLTK says of where it looked."""
     text = re.sub(r"[\s*]+", " ", str(error)).partition("For more information")[0].strip()
     return f"{type(error).__name__}: {text[:300]}"
