@@ -13,7 +13,7 @@ import midstream as ms
 from midstream.core.trajectory import Trajectory
 
 # A model for any game: what it says is drawn, but the same for the same conversation and seed.
-PLAYER = '''
+PLAYER = """
 import random
 
 def play(messages, seed):
@@ -41,10 +41,12 @@ def caller(messages, seed):
         text = "a" * random.Random(f"{seed} {len(messages)}").randint(1, 6)
         return '<tool_call>{"name": "echo_with_length", "arguments": {"message": "%s"}}</tool_call>' % text
     return "done"
-'''
+"""
 
 
-def evaluated(directory: Path, base: str, tasks: Mapping[str, Any], *, player: str = "play", **settings: Any) -> list[Trajectory]:
+def evaluated(
+    directory: Path, base: str, tasks: Mapping[str, Any], *, player: str = "play", **settings: Any
+) -> list[Trajectory]:
     """The trajectories of a recipe's training split, played by a function."""
     (directory / "player.py").write_text(PLAYER)
     lines = [

@@ -15,7 +15,7 @@ from midstream_environments.games import GymnasiumConfig, TextArenaConfig
 from midstream_environments.library import Library, library_of
 from playing import evaluated, heard, replies, run_script
 
-GAMES = ["GuessTheNumber-v0", "Mastermind-v0", "FrozenLake-v0-random", "LightsOut-v0", "TowerOfHanoi-v0"]
+GAMES = ["GuessTheNumber-v0", "Mastermind-v0", "FrozenLake-v0-random", "Minesweeper-v0-small", "TowerOfHanoi-v0"]
 
 # The library's own loop, as its documentation has it: what it shows in full, its reward and why.
 TEXTARENA_LOOP = """
@@ -74,16 +74,22 @@ def test_scores_of_textarena_are_those_of_its_own_loop(interpreter: Any, tmp_pat
     assert len(played) == 140
     assert not [one.error for one in played if one.status != "ok"]
     given = [[*place_of(one.question), replies(one)] for one in played]
-    assert all(one.score is not None for one in played)
-    for one, (done, rewards, reason, seen) in zip(played, run_script(interpreter("games"), TEXTARENA_LOOP, given), strict=True):
+    assert all(one.reward is not None for one in played)
+    for one, (done, rewards, reason, seen) in zip(
+        played, run_script(interpreter("games"), TEXTARENA_LOOP, given), strict=True
+    ):
         assert done
-        assert one.score is not None
-        assert one.score.value == pytest.approx(rewards["0"])
-        assert one.score.feedback == (reason or "")
-        # The library shows the whole game in each turn, with the moves; here each turn has only what is new.
-        shown = re.sub(r"\n\[Player\] .*", "", seen)
+        assert one.reward is not None
+        assert one.reward.value == pytest.approx(rewards["0"])
+        assert one.reward.feedback == (reason or "")
+        # The library shows the whole game in each turn, with the moves (one game says that they are its own); here each
+        # turn has only what is new.
+        moves = {said if "[" in said else f"[{said}]" for said in replies(one)}
+        shown = "".join(
+            re.split("|".join(re.escape(f"\n[{name}] {move}") for name in ("Player", "GAME") for move in moves), seen)
+        )
         assert shown == "".join(f"\n{text}" for text in heard(one) if text != "(no message)")
-    assert len({one.score.value for one in played if one.score}) > 5
+    assert len({one.reward.value for one in played if one.reward}) > 5
 
 
 def test_scores_of_gymnasium_are_those_of_its_own_loop(interpreter: Any, tmp_path: Path) -> None:
@@ -104,8 +110,8 @@ def test_scores_of_gymnasium_are_those_of_its_own_loop(interpreter: Any, tmp_pat
         given.append(["FrozenLake-v1", arguments, place_of(one.question)[1], actions])
     for one, (total, over) in zip(played, run_script(interpreter("games"), GYMNASIUM_LOOP, given), strict=True):
         assert over
-        assert one.score is not None
-        assert one.score.value == total
+        assert one.reward is not None
+        assert one.reward.value == total
     assert any("That reply has no action" in text for one in played for text in heard(one))
 
 
@@ -119,7 +125,9 @@ def test_scores_of_gymnasium_are_those_of_its_own_loop(interpreter: Any, tmp_pat
         (["TwentyQuestions-v0"], "OPENROUTER_API_KEY"),
     ],
 )
-def test_a_game_that_cannot_be_played_here_is_refused_with_its_cause(interpreter: Any, games: list[str], problem: str) -> None:
+def test_a_game_that_cannot_be_played_here_is_refused_with_its_cause(
+    interpreter: Any, games: list[str], problem: str
+) -> None:
     config = TextArenaConfig.model_validate({"games": games, "python": interpreter("games")})
     with pytest.raises(RecipeError, match=re.escape(problem)):
         library_of(config).start()
@@ -147,7 +155,9 @@ def test_episodes_next_to_each_other_are_those_of_their_seeds(interpreter: Any) 
     moves = ["[Up]", "[Left]", "[Down]", "[Right]"] * 4
 
     async def play(source: EpisodeCases, together: bool) -> list[list[str]]:
-        tasks = sorted((task for split in source.splits for task in source.tasks(split)), key=lambda task: task.question)
+        tasks = sorted(
+            (task for split in source.splits for task in source.tasks(split)), key=lambda task: task.question
+        )
         episodes = [source.open(task, seed=place) for place, task in enumerate(tasks)]
         said = [[] for _ in episodes]
         turns = [*range(len(moves) + 1)]
@@ -173,8 +183,16 @@ def test_episodes_next_to_each_other_are_those_of_their_seeds(interpreter: Any) 
 
 
 def test_an_episode_that_meets_its_limit_has_what_it_has(interpreter: Any, tmp_path: Path) -> None:
-    tasks = {"type": "textarena", "games": ["Mastermind-v0"], "episodes": 20, "python": interpreter("games"), "max_turns": 2}
+    tasks = {
+        "type": "textarena",
+        "games": ["Mastermind-v0"],
+        "episodes": 20,
+        "python": interpreter("games"),
+        "max_turns": 1,
+    }
     sets = [{"name": "all", "split": "train", "count": 8}]
     played = evaluated(tmp_path, "textarena", tasks, **{"evaluation.sets": sets})
-    assert {len(one.turns) for one in played} == {2}
-    assert {(one.score.value, one.score.feedback) for one in played if one.score} == {(0.0, "the game was not finished")}
+    assert {len(one.turns) for one in played} == {1}
+    assert {(one.reward.value, one.reward.feedback) for one in played if one.reward} == {
+        (0.0, "the game was not finished")
+    }
