@@ -34,6 +34,8 @@ except PackageNotFoundError:
 
 # How often a server that starts is asked whether it is there.
 POLL_S = 0.1
+# For a server to end after it closed a connection.
+END_S = 1.0
 # Of a server's output, for its error.
 KEPT_LINES = 20
 # What answers a request without an HTTP status.
@@ -152,12 +154,12 @@ class Adapter:
         except RuntimeError as error:
             text = str(error)
         except ConnectionClosed as error:
-            text = await last_words(client) or f"the connection was closed: {error}"
+            text = await last_words(client) or await asyncio.to_thread(self._server.explained, str(error))
         if "CAPACITY_REACHED" in text:
             raise NoRoomError
         if "VALIDATION_ERROR" in text:
             raise NoActionError("it does not fit the schema of the environment's actions")
-        raise RuntimeError(await asyncio.to_thread(self._server.explained, text))
+        raise RuntimeError(text)
 
     def _text(self, observation: dict[str, Any]) -> str:
         """What the agent reads: the one text in an observation, or all of it as JSON."""
@@ -238,7 +240,7 @@ class Server:
                 if not self._command:
                     raise RuntimeError(f"no OpenEnv server answers at {self.url}: {error}") from error
             if self.ended:
-                raise RuntimeError(self.explained("it did not start"))
+                raise RuntimeError(self.explained(""))
             time.sleep(POLL_S)
         # Not every server has them.
         with suppress(*UNREACHABLE):
@@ -252,16 +254,16 @@ class Server:
             return json.load(reply)
 
     def explained(self, what: str) -> str:
-        """What went wrong, with how the server ended and its last output, if it did."""
+        """Why a connection was closed: how the server ended, if it did, and its last output."""
         if self._process is None:
-            return what
+            return f"the server closed the connection: {what}"
         try:
             # A connection is closed before its server has ended.
-            code = self._process.wait(1)
+            how = f"ended with {self._process.wait(END_S)}"
         except subprocess.TimeoutExpired:
-            return what
+            how = f"closed the connection: {what}"
         lines = "\n".join(self._printed)
-        return f"the server {' '.join(self._command)!r} ended with {code}: {what}; its last output:\n{lines}"
+        return f"the server {' '.join(self._command)!r} {how}; its last output:\n{lines}"
 
     def _keep(self, output: IO[bytes]) -> None:
         for line in output:
