@@ -14,6 +14,7 @@ from midstream.core.trajectory import Trajectory
 
 # A model for any game: what it says is drawn, but the same for the same conversation and seed.
 PLAYER = """
+import json
 import random
 
 def play(messages, seed):
@@ -36,11 +37,11 @@ def play(messages, seed):
 def echo(messages, seed):
     return "word " * random.Random(f"{seed} {len(messages)}").randint(1, 6)
 
-def caller(messages, seed):
-    if len(messages) < 6:
-        text = "a" * random.Random(f"{seed} {len(messages)}").randint(1, 6)
-        return '<tool_call>{"name": "echo_with_length", "arguments": {"message": "%s"}}</tool_call>' % text
-    return "done"
+def medic(messages, seed):
+    draw = random.Random(seed)
+    proof = draw.choice(["It was safe in 3 of 4 trials.", "It never was", ""])
+    final = draw.choice(["Mostly.", "The documents do not say.", "No."])
+    return draw.choice([json.dumps({"analysis": "3 of 4", "proof": proof, "final": final}), final])
 """
 
 

@@ -17,7 +17,7 @@ from midstream.core.errors import InfrastructureError, RecipeError
 from midstream_environments.episodes import Episode, EpisodeCases
 from midstream_environments.library import library_of
 from midstream_environments.openenv import OpenEnvConfig
-from playing import evaluated, replies, run_script
+from playing import evaluated, heard, replies, run_script
 
 FAKE = Path(__file__).with_name("fake_openenv")
 
@@ -57,18 +57,11 @@ command = [str(Path(sys.executable).with_name("openenv")), "init", "word_env", "
 subprocess.run(command, check=True, capture_output=True)
 print("true")
 """
-MEDICAL = {
-    "messages": [
-        {
-            "role": "user",
-            "content": "<context>Drug A was safe in 3 of 4 trials.</context><question>Is drug A safe?</question>",
-        },
-        {
-            "role": "assistant",
-            "content": "<think>3 of 4</think><proof>safe in 3 of 4 trials</proof><answer>Mostly.</answer>",
-        },
-    ]
-}
+# A question in the format of the environment's data.
+MEDICAL = """
+{"messages": [{"role": "user", "content": "<context>It was safe in 3 of 4 trials.</context><question>Safe?</question>"},
+ {"role": "assistant", "content": "<answer>Mostly.</answer>"}]}
+"""
 
 
 @pytest.fixture
@@ -239,3 +232,26 @@ def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(in
     scores = run_script(python, OPENENV_LOOP, said, str(tmp_path / "made"), "word_env.server.app", "message")
     assert [one.reward.value * 20 for one in done if one.reward] == pytest.approx(scores)
     assert len(set(scores)) > 5
+
+
+def test_scores_of_a_published_environment_are_those_of_its_client(
+    interpreter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = interpreter("openenv")
+    (tmp_path / "data.jsonl").write_text(MEDICAL.replace("\n", ""))
+    monkeypatch.setenv("DIPG_DATASET_PATH", str(tmp_path / "data.jsonl"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    tasks = {
+        "type": "openenv",
+        "command": ["uvicorn", "med_safety_gym.app:app", "--port", "{port}"],
+        "python": python,
+        "observation": ["context", "question"],
+        "episodes": 100,
+    }
+    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 40}], "reward.range": [-100, 100]}
+    done = evaluated(tmp_path, "openenv", tasks, player="medic", **settings)
+    assert not [one.error for one in done if one.status != "ok"]
+    scores = run_script(python, OPENENV_LOOP, [replies(one) for one in done], "", "med_safety_gym.app", "llm_response")
+    assert [one.reward.value * 200 - 100 for one in done if one.reward] == pytest.approx(scores)
+    assert len(set(scores)) > 1
+    assert heard(done[0]) == ['{"context": "It was safe in 3 of 4 trials.", "question": "Safe?"}']
