@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import midstream as ms
 from midstream.core.errors import InfrastructureError, RecipeError
+from midstream.recipe.schema import parse_recipe
+from midstream.training.rows import row_of, runs_of
 from midstream_environments.episodes import Episode, EpisodeCases
 from midstream_environments.library import library_of
 from midstream_environments.openenv import OpenEnvConfig
@@ -213,6 +217,41 @@ def test_a_server_that_does_not_start_is_an_error_with_its_cause(
 def test_a_command_needs_a_port() -> None:
     with pytest.raises(ValidationError, match="port"):
         OpenEnvConfig.model_validate({"command": ["uvicorn", "app:app"]})
+
+
+def test_a_tiny_model_in_process_trains_on_episodes_and_observations_are_not_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    command = [sys.executable, str(FAKE / "server.py"), "{port}", "odd", "8"]
+    table = {
+        "name": "odd",
+        "tasks": {"type": "openenv", "command": command, "max_turns": 2},
+        "agent": {
+            "type": "interleaved",
+            "template": "text",
+            "max_tokens": 300,
+            "policy": {"type": "model", "engine": "policy", "sampling": {"temperature": 1.0, "max_tokens": 60}},
+        },
+        "engines": {"policy": {"type": "tiny_text", "weights": "atlas"}},
+        "tools": {},
+        "reward": {"type": "environment"},
+        "training": {"steps": 1, "tasks_per_step": 2, "group_size": 4, "minibatches": 1, "validate_every": 1000},
+        "evaluation": {
+            "sets": [{"name": "test", "split": "test", "count": 1}],
+            "validation": {"name": "validation", "split": "validation", "count": 1},
+        },
+    }
+    run = ms.train(parse_recipe(table), out=tmp_path / "run", quiet=True)
+    (metrics,) = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert metrics["rows"] > 0
+    assert metrics["grad_norm"] > 0
+    for one in run.trajectories("step-*"):
+        (calls,) = runs_of(one.calls, "merged")
+        row = row_of(calls, advantage=1.0, kl_weight=0.0, trajectory_id=one.id)
+        assert sum(row.sampled or [True] * len(row.completion_ids)) == sum(len(call.completion_ids) for call in calls)
+        assert len(calls) == 1 or not all(row.sampled)
+    assert max(len(one.calls) for one in run.trajectories("step-*")) == 2
 
 
 def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(interpreter: Any, tmp_path: Path) -> None:

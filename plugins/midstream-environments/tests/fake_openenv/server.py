@@ -1,4 +1,4 @@
-"""A server of an environment that does what its agent says: python server.py PORT text|json|tools ROOM."""
+"""A server of an environment that does what its agent says: python server.py PORT text|odd|json|tools ROOM."""
 
 import json
 import os
@@ -14,6 +14,7 @@ ANYTHING = {"type": "object"}
 BOTH = {"word": WORD, "times": {"type": "integer"}}
 ACTIONS = {
     "text": {"properties": {"metadata": ANYTHING, "word": WORD}, "required": ["word"]},
+    "odd": {"properties": {"word": WORD}},
     "json": {"properties": {"metadata": ANYTHING, **BOTH}, "required": ["word", "times"]},
     "tools": {"properties": {"type": {}, "tool_name": {}, "arguments": {}}},
 }
@@ -44,7 +45,8 @@ def step(session, action):
         child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         word = str(child.pid)
     sessions[session] += 1
-    reward = None if word == "free" else 0.25
+    # Any model, however small, has replies of an odd length and others.
+    reward = None if word == "free" else 0.25 * (len(word) % 2 if kind == "odd" else 1)
     done = word == "stop" or sessions[session] == 4
     if kind == "tools":
         result = {"content": [{"type": "text", "text": word}], "is_error": word == "wrong"}
