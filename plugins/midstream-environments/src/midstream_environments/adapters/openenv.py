@@ -231,7 +231,8 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PATH": path},
             )
-            threading.Thread(target=self._keep, args=(self._process.stdout,), daemon=True).start()
+            self._reader = threading.Thread(target=self._keep, args=(self._process.stdout,), daemon=True)
+            self._reader.start()
         while True:
             try:
                 self.get("/health")
@@ -262,6 +263,8 @@ class Server:
             how = f"ended with {self._process.wait(END_S)}"
         except subprocess.TimeoutExpired:
             how = f"closed the connection: {what}"
+        else:
+            self._reader.join(END_S)
         lines = "\n".join(self._printed)
         return f"the server {' '.join(self._command)!r} {how}; its last output:\n{lines}"
 
