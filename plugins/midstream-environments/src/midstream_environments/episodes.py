@@ -6,6 +6,7 @@ answer; an environment with tools offers them instead, or too. The outcome is th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,9 @@ from midstream.core.source import Dialogue, UserTurn
 from midstream.core.task import Task
 from midstream.core.tool import Tool, ToolResult
 from midstream_environments.cases import Cases, case_of
+
+# Until an environment that has no room for another episode is asked again.
+_WAIT_S = 0.2
 
 
 class EpisodeCases(Cases):
@@ -41,7 +45,10 @@ class Episode(Dialogue):
 
     async def begin(self) -> UserTurn:
         """Reset the environment; its first observation."""
-        opened = await self._ask("open", case=self._case, seed=self._seed % 2**31)
+        while (opened := await self._ask("open", case=self._case, seed=self._seed % 2**31)).get("full"):
+            # Another process may have room. How long a run waits is limited by its deadline.
+            self._leave()
+            await asyncio.sleep(_WAIT_S)
         self.system = str(opened.get("system") or "")
         return self._turn(opened)
 
@@ -65,10 +72,18 @@ class Episode(Dialogue):
             # The run is over, and its result is there.
             with suppress(InfrastructureError):
                 await self._ask("close")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Be no longer under way in a process."""
+        if self._process is not None:
+            self._process.episodes -= 1
+        self._process = None
 
     async def _ask(self, name: str, **arguments: JsonValue) -> Any:
         if self._process is None:
             self._process = await self._library.started()
+            self._process.episodes += 1
         limit_s = self._library.config.call_s
         return await self._library.ask(name, process=self._process, limit_s=limit_s, episode=self._name, **arguments)
 

@@ -101,6 +101,8 @@ class _Process:
         self._lock = threading.Lock()
         self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
         self.gone = ""
+        # Episodes under way in it.
+        self.episodes = 0
         python = str(config.python or sys.executable)
         adapter = _HERE / "adapters" / f"{config.adapter}.py"
         with (
@@ -223,8 +225,8 @@ class _Process:
 
     @property
     def load(self) -> int:
-        """Calls under way."""
-        return len(self._calls)
+        """Calls and episodes under way."""
+        return len(self._calls) + self.episodes
 
     def begin(self, name: str, arguments: Mapping[str, JsonValue]) -> _Call:
         """Send a call."""
@@ -292,7 +294,7 @@ class Library:
         self._warned = False
 
     def start(self) -> _Process:
-        """A process that is loaded: the one with the fewest calls.
+        """A process that is loaded: the one with the fewest calls and episodes.
 
         Raises:
             UsageError: the library is not installed, or refuses the settings.
