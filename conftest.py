@@ -48,6 +48,7 @@ ENABLED_BY = {
     "npm": "apt-get install npm",
     "vLLM": "make test-vllm",
     "needs verl": "make test-verl",
+    "library of environments": "make test-environments",
     "make test-tinker": "make test-tinker",
     "agent frameworks": "make test-agents",
     "MIDSTREAM_DOCKER_IMAGE": "MIDSTREAM_DOCKER_IMAGE=python:3.12-slim make test",

@@ -47,7 +47,8 @@ def sums(wrong: str = "", count: int = 3, chat: bool = False):
     asked = [f"{n} + {n}?" for n in range(count)]
     samples = [
         Sample(
-            input=[ChatMessageSystem(content="Add."), ChatMessageUser(content=text)] if chat else text, target=str(2 * n)
+            input=[ChatMessageSystem(content="Add."), ChatMessageUser(content=text)] if chat else text,
+            target=str(2 * n),
         )
         for n, text in enumerate(asked)
     ]
@@ -116,11 +117,12 @@ COMMANDS = {
 @task
 def programs(only: list[str] = [*COMMANDS]):
     """Commands in a sandbox."""
-    files = {"data.txt": "hello", "test_it.py": "import unittest\nclass T(unittest.TestCase):\n  def test(self): pass\n"}
+    files = {
+        "data.txt": "hello",
+        "test_it.py": "import unittest\nclass T(unittest.TestCase):\n  def test(self): pass\n",
+    }
     samples = [
-        Sample(
-            input=name, id=name, files=files, metadata={"what": name, "command": command, "input": "print(1)"}
-        )
+        Sample(input=name, id=name, files=files, metadata={"what": name, "command": command, "input": "print(1)"})
         for name, command in COMMANDS.items()
         if name in only
     ]

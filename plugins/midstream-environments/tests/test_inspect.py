@@ -37,7 +37,9 @@ def reply(body):
     if "ANSWER: $LETTER" in last:
         return f"ANSWER: {drawn(text, 'ABCDE')}"
     if "def " in last:
-        return drawn(text, ["```python\ndef twice(n):\n    return 2 * n\n```", "```python\ndef twice(n):\n    return n\n```"])
+        return drawn(
+            text, ["```python\ndef twice(n):\n    return 2 * n\n```", "```python\ndef twice(n):\n    return n\n```"]
+        )
     number = int("".join(character for character in last.split("+")[0] if character.isdecimal()) or 0)
     return str(2 * number + (number % 3 == 2))
 

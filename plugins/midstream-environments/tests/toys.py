@@ -11,7 +11,7 @@ from midstream_environments.library import LibraryConfig
 class ToyConfig(LibraryConfig):
     adapter = str(Path(__file__).with_name("toy"))
     library = "toy"
-    tested = ("1.0", "99.0")
+    tested = ("9.0", "9.1", "9.2")
 
     wrong: str = ""
     count: int = 40

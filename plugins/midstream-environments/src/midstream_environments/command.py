@@ -64,7 +64,7 @@ def _list(options: argparse.Namespace) -> int:
             # Of another package, which is half installed.
             continue
         if issubclass(config, LibraryConfig):
-            rows.append((name, config.library, _version(config), " to ".join(dict.fromkeys(config.tested))))
+            rows.append((name, config.library, _version(config), ", ".join(config.tested)))
     record = [dict(zip(("type", "library", "installed", "tested"), row, strict=True)) for row in rows]
     head = ("tasks.type", "library", "installed here", "tested")
     return shared.show(options, record, [table("", head, rows, left=4)], [row[0] for row in rows])

@@ -45,7 +45,7 @@ class TextArenaConfig(EpisodesConfig):
 
     adapter: ClassVar[str] = "textarena"
     library: ClassVar[str] = "textarena"
-    tested: ClassVar[tuple[str, str]] = ("0.7.4", "0.7.4")
+    tested: ClassVar[tuple[str, ...]] = ("0.7.4",)
 
     games: tuple[str, ...] = Field(min_length=1)
 
@@ -63,7 +63,7 @@ class GymnasiumConfig(EpisodesConfig):
 
     adapter: ClassVar[str] = "gymnasium"
     library: ClassVar[str] = "gymnasium"
-    tested: ClassVar[tuple[str, str]] = ("1.4.0", "1.4.0")
+    tested: ClassVar[tuple[str, ...]] = ("1.4.0",)
 
     environment: str
     arguments: dict[str, JsonValue] = {}

@@ -31,7 +31,7 @@ class InspectConfig(LibraryConfig):
 
     adapter = "inspect_ai"
     library = "inspect"
-    tested = ("0.3.285", "0.3.285")
+    tested = ("0.3.285",)
 
     task: str
     arguments: dict[str, JsonValue] = {}

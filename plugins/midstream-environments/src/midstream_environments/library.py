@@ -57,7 +57,7 @@ class LibraryConfig(TasksConfig):
 
     adapter: ClassVar[str]  # its file in `adapters/`, without ".py"
     library: ClassVar[str]  # the extra of this package that installs it
-    tested: ClassVar[tuple[str, str]]  # the first and the last version that were tested
+    tested: ClassVar[tuple[str, ...]]  # versions; others of the same first two numbers count as tested
 
     python: Path | None = None
     processes: int = Field(default=1, ge=1, le=64)
@@ -356,13 +356,12 @@ class Library:
 
     def _warn_of(self, version: str) -> None:
         """Warn once of a version outside of those tested."""
-        first, last = (_numbers(text) for text in self.config.tested)
-        if version and not self._warned and not first <= _numbers(version)[: len(last)] <= last:
+        tested = [_series(text) for text in self.config.tested]
+        if version and not self._warned and _series(version) not in tested:
             self._warned = True
-            low, high = self.config.tested
             warn(
-                f"{self.config.library} {version} was not tested with midstream {__version__}: {low} to {high} were; "
-                "scores may differ"
+                f"{self.config.library} {version} was not tested with midstream {__version__}, "
+                f"{' and '.join(self.config.tested)} were: scores may differ"
             )
 
     async def close(self) -> None:
@@ -397,6 +396,6 @@ def _key(config: LibraryConfig) -> str:
     return f"{config.library}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version: (0, 3, 285)."""
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+def _series(version: str) -> list[str]:
+    """The first two numbers of a version, "0.3" of 0.3.285."""
+    return version.split(".")[:2]

@@ -26,7 +26,7 @@ class OpenEnvConfig(EpisodesConfig):
 
     adapter: ClassVar[str] = "openenv"
     library: ClassVar[str] = "openenv"
-    tested: ClassVar[tuple[str, str]] = ("0.3.0", "0.10.0")
+    tested: ClassVar[tuple[str, ...]] = ("0.3.0", "0.10.0")
 
     url: str = "http://127.0.0.1:8000"
     command: tuple[str, ...] = ()

@@ -142,7 +142,9 @@ class Adapter:
         parts = dict(itertools.chain.from_iterable(numbers(name, score) for name, score in scores.items()))
         chosen = self._score or next(iter(scores))
         if chosen not in parts:
-            raise RuntimeError(f"score {chosen!r} is no number; tasks.score can be one of: {', '.join(parts) or 'none'}")
+            raise RuntimeError(
+                f"score {chosen!r} is no number; tasks.score can be one of: {', '.join(parts) or 'none'}"
+            )
         first = scores.get(chosen.partition(".")[0], next(iter(scores.values())))
         if parts[chosen] != parts[chosen] and first.reason:
             raise RuntimeError(f"scorer {chosen!r} left the sample without a score: {first.reason}")
@@ -289,7 +291,9 @@ def beneath(directory: Path) -> Iterator[None]:
 
 def with_ids(samples: Sequence[Sample]) -> list[Sample]:
     """The samples; those without an id get their number, as inspect gives it."""
-    return [sample if sample.id is not None else sample.model_copy(update={"id": n}) for n, sample in enumerate(samples, 1)]
+    return [
+        sample if sample.id is not None else sample.model_copy(update={"id": n}) for n, sample in enumerate(samples, 1)
+    ]
 
 
 def key_of(sample: Sample) -> str:
@@ -325,7 +329,9 @@ def sandbox_of(task: Task, samples: list[Sample], wanted: str) -> str:
     if made := [f"sample {name!r}: {spec.config}" for name, spec in needed.items() if spec.config is not None]:
         raise ValueError(f"midstream's sandbox cannot be set up like that of {len(made)} samples ({made[0]})")
     if setup := [str(sample.id) for sample in samples if sample.setup]:
-        raise ValueError(f"midstream's sandbox runs no shell, and {len(setup)} samples (such as {setup[0]!r}) have a setup")
+        raise ValueError(
+            f"midstream's sandbox runs no shell, and {len(setup)} samples (such as {setup[0]!r}) have a setup"
+        )
     sandbox = loaded(Path(__file__).with_name("inspect_sandbox.py"), "midstream_inspect_sandbox")
     sandbox.MidstreamSandbox.open()
     return sandbox.NAME

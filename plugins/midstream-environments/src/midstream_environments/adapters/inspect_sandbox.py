@@ -125,7 +125,9 @@ class MidstreamSandbox(SandboxEnvironment):
         cls.pool = PythonPool(limits, choose(), queue_s=None, table="tasks")
 
     @classmethod
-    async def sample_init(cls, task_name: str, config: object, metadata: dict[str, str]) -> dict[str, SandboxEnvironment]:
+    async def sample_init(
+        cls, task_name: str, config: object, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
         """The sandbox of one sample."""
         return {"default": cls()}
 
