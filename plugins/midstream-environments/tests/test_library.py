@@ -109,7 +109,7 @@ def test_after_a_process_ended_the_next_call_has_a_new_one(library):
     assert len(asyncio.run(twice())) == 40
 
 
-def test_a_call_that_is_cancelled_and_goes_on_ends_its_process(library):
+def test_a_call_that_is_cancelled_and_does_not_end_ends_its_process(library):
     toy = library(wrong="hangs")
     process = toy.start()
 

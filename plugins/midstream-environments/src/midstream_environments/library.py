@@ -246,7 +246,7 @@ class _Process:
         return call
 
     def cancel(self, call: _Call) -> None:
-        """End a call whose caller no longer waits, and the process if the call goes on: it may hang."""
+        """End a call whose caller no longer waits, and the process if the call does not end: it may hang."""
         with suppress(OSError):
             self._connection.sendall(json.dumps({"cancel": call.number}).encode() + b"\n")
 

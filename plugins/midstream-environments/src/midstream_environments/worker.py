@@ -101,7 +101,7 @@ class Worker:
         self._all.add(task)
         task.add_done_callback(self._all.discard)
         if inspect.iscoroutinefunction(method):
-            # A thread cannot be cancelled: midstream ends the process of a call that goes on.
+            # A thread cannot be cancelled: midstream ends the process of one that does not end.
             self._tasks[message["id"]] = task
             task.add_done_callback(lambda _: self._tasks.pop(message["id"], None))
 
