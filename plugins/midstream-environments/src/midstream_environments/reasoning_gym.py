@@ -66,8 +66,10 @@ class ReasoningGymConfig(LibraryConfig):
 
     @model_validator(mode="after")
     def _names_families(self) -> Self:
-        if bool(self.families) == bool(self.stages):
+        if not self.families and not self.stages:
             raise ValueError('name `families`, such as ["countdown", "spell_backward"], or give `stages`')
+        if self.families and self.stages:
+            raise ValueError("`families` and `stages`: the stages name them; where a recipe extends one, families = []")
         if self.stages and self.level is not None:
             raise ValueError("`level` with `stages`: each stage has its own `level`")
         named = self.named
