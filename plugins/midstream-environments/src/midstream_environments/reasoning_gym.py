@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym: as many as are requested, of its generators, at the levels of its curricula.
 
-Each task is an item of a generator by seed and number, so that it can be made again to be scored. A hash of its question
-decides its split: whatever the seeds, levels and settings, no question is in two splits.
+Each task is an item of a generator by seed and number, so that it can be made again to be scored. A hash of its
+question decides its split: whatever the seeds, levels and settings, no question is in two splits.
 """
 
 from __future__ import annotations
