@@ -283,7 +283,7 @@ def test_a_scorer_that_raises_and_an_item_that_was_made_differently_are_errors(i
     [task] = source.fixed("test", seed=1, per_family=1)
     with pytest.raises(RewardError, match="invalid literal"):
         asyncio.run(scored([task], ["two times two"]))
-    changed = task.model_copy(update={"metadata": {"case": task.metadata["case"][:-4] + "0000"}})
+    changed = task.model_copy(update={"metadata": {"case": str(task.metadata["case"])[:-4] + "0000"}})
     with pytest.raises(RewardError, match="made another item"):
         asyncio.run(scored([changed], ["2"]))
     closed(source)
