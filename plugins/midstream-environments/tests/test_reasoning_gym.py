@@ -128,7 +128,6 @@ def test_a_split_that_does_not_exist_is_refused() -> None:
     [
         {},
         {"families": ["sums"], "stages": [{"families": ["sums"]}]},
-        {"level": 1, "stages": [{"families": ["sums"]}]},
         {"families": ["sums@high"]},
         {"families": ["sums", "sums@1"], "level": 1},
         {"stages": [{"families": []}]},
@@ -151,7 +150,7 @@ def staged(*overrides: str) -> Any:
 def test_stages_of_tasks_are_those_of_the_training() -> None:
     assert resolve(staged())["training"]["stages"] == [["sums@0"], ["sums@1", "words@2"]]
     resolve(staged("training.stages=[['sums@0'], ['sums@1', 'words@2']]"))
-    recipe = staged()
+    recipe = staged("tasks.level=0", "tasks.stages=[{families=['sums']}, {families=['sums', 'words@2'], level=1}]")
     resolve(recipe)
     assert recipe.training.stages == (("sums@0",), ("sums@1", "words@2"))
 

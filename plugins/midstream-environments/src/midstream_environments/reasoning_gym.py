@@ -37,7 +37,7 @@ class Stage(Settings):
 
     Attributes:
         families: their names
-        level: the level of those that name none
+        level: the level of those that name none, by default that of the tasks
     """
 
     families: tuple[str, ...] = Field(min_length=1)
@@ -70,8 +70,6 @@ class ReasoningGymConfig(LibraryConfig):
             raise ValueError('name `families`, such as ["countdown", "spell_backward"], or give `stages`')
         if self.families and self.stages:
             raise ValueError("`families` and `stages`: the stages name them; where a recipe extends one, families = []")
-        if self.stages and self.level is not None:
-            raise ValueError("`level` with `stages`: each stage has its own `level`")
         named = self.named
         for family in named:
             if "@" in family and not family.partition("@")[2].isdecimal():
