@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym: as many as are requested, of its generators, at the levels of its curricula.
 
-Each task is an item of a generator by seed and number, so that it can be made again to be scored. A hash of its question
-decides its split: whatever the seeds, levels and settings, no question is in two splits.
+Each task is an item of a generator by seed and number, so that it can be made again to be scored. A hash of its
+question decides its split: whatever the seeds, levels and settings, no question is in two splits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stage(Settings):
 
     Attributes:
         families: their names
-        level: the level of those that name none
+        level: the level of those that name none, by default that of the tasks
     """
 
     families: tuple[str, ...] = Field(min_length=1)
@@ -66,10 +66,10 @@ class ReasoningGymConfig(LibraryConfig):
 
     @model_validator(mode="after")
     def _names_families(self) -> Self:
-        if bool(self.families) == bool(self.stages):
+        if not self.families and not self.stages:
             raise ValueError('name `families`, such as ["countdown", "spell_backward"], or give `stages`')
-        if self.stages and self.level is not None:
-            raise ValueError("`level` with `stages`: each stage has its own `level`")
+        if self.families and self.stages:
+            raise ValueError("`families` and `stages`: the stages name them; where a recipe extends one, families = []")
         named = self.named
         for family in named:
             if "@" in family and not family.partition("@")[2].isdecimal():

@@ -46,8 +46,7 @@ class Adapter:
         """Why the library refuses the configuration of a family; "" if it accepts it."""
         try:
             self._dataset(family, 0)
-        # Whatever a configuration raises: most are assertions.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a configuration raises: most are assertions
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -66,8 +65,7 @@ class Adapter:
     def _row(self, family: str, seed: int, number: int) -> dict[str, str]:
         try:
             item = self._item(family, seed, number)
-        # A generator that finds no puzzle raises.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a generator that finds no puzzle raises anything
             return {"problem": f"{type(error).__name__}: {error}"}
         case = f"{family} {seed} {number} {_digest(item['question'])}"
         # Some families have no answer of their own, only a scorer.
