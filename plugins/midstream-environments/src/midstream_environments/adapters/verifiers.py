@@ -151,7 +151,7 @@ class Tasksets:
         """Rows without a split, for a taskset has none."""
         taskset = self._taskset if self._count is None else self._taskset.take(self._count)
         self._tasks = list(taskset)
-        rows = []
+        rows, numbering = [], ("idx", "id", "name")
         for number, task in enumerate(self._tasks):
             data = task.data.model_dump(mode="json")
             rows.append(
@@ -160,9 +160,7 @@ class Tasksets:
                     "question": task.data.prompt_text or str(data.get("name") or ""),
                     "answer": text_answer(data.get("answer")),
                     "family": self._name,
-                    "content": content_of(
-                        {key: value for key, value in data.items() if key not in ("idx", "id", "name")}
-                    ),
+                    "content": content_of([item for item in data.items() if item[0] not in numbering]),
                 }
             )
         return told_apart(rows)
@@ -236,16 +234,15 @@ class Environments:
         # Here, in the main thread: it handles signals.
         self._name, self._count = name, count
         self._environment = vf.load_environment(name, **arguments)
-        if self._environment.requires_group_rollouts or self._environment.provides_advantages:
-            raise Refused(
-                f"the rubric of {name!r} scores a group of rollouts at once: rewards of one rollout are mapped"
-            )
         for rubric in rubrics_of(self._environment):
+            if rubric.has_group_rewards or rubric.has_advantages:
+                raise Refused(f"the rubric of {name!r} scores a group of rollouts at once: rewards of one are mapped")
             rubric.funcs = [watched(*pair) for pair in zip(rubric.funcs, rubric.weights, strict=True)]
         self._rows: dict[str, JsonObject] = {}
+        self._http: Any = None
 
     def rows(self) -> list[JsonObject]:
-        """The rows of the dataset, for training, and of the dataset for evaluation, the test; one alone is shared out."""
+        """The rows of the dataset, for training, and of that for evaluation, the test; one alone is shared out."""
         environment = self._environment
         train, test = environment.build_dataset(), environment.build_eval_dataset()
         both = train is not None and test is not None
@@ -276,11 +273,14 @@ class Environments:
         failures = Failures()
         _failures.set(failures)
         environment = self._environment
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=None) as client:
-            # A group of one: as verifiers' own runner does it.
-            (said,) = await environment.run_group(
-                [self._rows[case]], vf.OpenAIChatCompletionsClient(client), model, environment.sampling_args
-            )
+        if self._http is None:
+            # One for all sessions: to make one takes as long as a rollout.
+            self._http = openai.DefaultAsyncHttpxClient(timeout=None)
+        asking = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=self._http)
+        # A group of one, as verifiers' own runner does it.
+        (said,) = await environment.run_group(
+            [self._rows[case]], vf.OpenAIChatCompletionsClient(asking), model, environment.sampling_args
+        )
         if said["error"] is not None:
             raise Failed(f"the rollout failed: {said['error']}")
         if failures.rewards:
