@@ -149,6 +149,19 @@ def test_an_environment_that_is_no_text_is_refused(interpreter: Any, settings: d
         library_of(config).start()
 
 
+def test_a_seed_of_a_game_is_in_one_split_whatever_wrappers_the_game_has(interpreter: Any) -> None:
+    found: dict[str, set[str]] = {}
+    for game in ("GuessTheNumber-v0", "GuessTheNumber-v0-train"):
+        config = TextArenaConfig.model_validate({"games": [game], "episodes": 60, "python": interpreter("games")})
+        cases = source_of(config)
+        for split in cases.splits:
+            for task in cases.tasks(split):
+                found.setdefault(task.question, set()).add(split)
+        ended(cases.library)
+    assert len(found) == 60
+    assert {len(splits) for splits in found.values()} == {1}
+
+
 def test_episodes_next_to_each_other_are_those_of_their_seeds(interpreter: Any) -> None:
     # 2048 draws its tiles as it goes; RushHour from sets, whose order depends on the process.
     games = ["2048-v0-ultra-easy", "RushHour-v0"]

@@ -309,8 +309,9 @@ def text_field(fields: dict[str, Any], required: list[str]) -> str:
 
 
 def shape_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without its metadata."""
-    return {**schema, "properties": fields_of(schema)}
+    """What of a schema an agent needs: its fields but for the metadata."""
+    kept = {name: value for name, value in schema.items() if name in ("type", "required", "$defs")}
+    return {**kept, "properties": fields_of(schema)}
 
 
 def action_in(text: str) -> dict[str, Any]:

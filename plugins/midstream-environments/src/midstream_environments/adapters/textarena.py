@@ -33,9 +33,9 @@ class Adapter:
             made(game, 0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each game and seed."""
+        """A row for each game and seed. The ids of a game with other wrappers ("-raw", "-train") have its splits."""
         return [
-            {"case": f"{seed} {game}", "question": f"{game}, seed {seed}", "family": game}
+            {"case": f"{seed} {game}", "question": f"{plain_id(game)}, seed {seed}", "family": game}
             for game in self._games
             for seed in range(self._episodes)
         ]
@@ -67,6 +67,11 @@ class Adapter:
             "over": over or turns >= self._max_turns,
             "outcome": outcome_of(env, turns, self._unfinished),
         }
+
+
+def plain_id(game: str) -> str:
+    """The id of a game with its default wrappers."""
+    return game.removesuffix("-raw").removesuffix("-train")
 
 
 def made(game: str, seed: int) -> Any:
