@@ -40,6 +40,8 @@ _HERE = Path(__file__).parent
 _KEPT_LINES = 20
 # For a process to end by itself once its connection is closed.
 _END_S = 2.0
+# Processes that one call may see end before they begin it.
+_TRIES = 3
 
 warn = logging.getLogger("midstream.environments").warning
 
@@ -85,6 +87,7 @@ class LibraryConfig(TasksConfig):
 class _Call:
     """A call under way; `began` is set when the process does it: calls of one thread wait for each other."""
 
+    process: _Process
     name: str
     number: int
     result: Future[Any]
@@ -230,7 +233,7 @@ class _Process:
 
     def begin(self, name: str, arguments: Mapping[str, JsonValue]) -> _Call:
         """Send a call."""
-        call = _Call(name, next(self._numbers), Future(), Future())
+        call = _Call(self, name, next(self._numbers), Future(), Future())
         for future in (call.began, call.result):
             # So that a caller who no longer waits cannot cancel it, and its result can still be set.
             future.set_running_or_notify_cancel()
@@ -328,23 +331,30 @@ class Library:
         Raises:
             InfrastructureError: the method raised, its process ended, or it took too long, which ends the process.
         """
-        chosen = process
-        while True:
-            process = chosen or await self.started()
-            call = process.begin(name, arguments)
-            try:
-                await asyncio.wrap_future(call.began)
-                async with asyncio.timeout(limit_s):
-                    return await asyncio.wrap_future(call.result)
-            except _GoneError:
-                # Another call ended the process, and this one had not begun: a new process does it.
-                if chosen is not None:
-                    return await asyncio.wrap_future(call.result)
-            except TimeoutError:
-                raise self._hung(process, name, limit_s or 0.0, "call_s") from None
-            except asyncio.CancelledError:
-                process.cancel(call)
-                raise
+        call = await self._begun(name, arguments, process)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.wrap_future(call.result)
+        except TimeoutError:
+            raise self._hung(call.process, name, limit_s or 0.0, "call_s") from None
+        except asyncio.CancelledError:
+            call.process.cancel(call)
+            raise
+
+    async def _begun(
+        self, name: str, arguments: Mapping[str, JsonValue], process: _Process | None, tries: int = _TRIES
+    ) -> _Call:
+        """A call that its process does, or never will: one that ends before is replaced, unless the caller chose it."""
+        call = (process or await self.started()).begin(name, arguments)
+        try:
+            await asyncio.wrap_future(call.began)
+        except _GoneError:
+            if process is None and tries > 1:
+                return await self._begun(name, arguments, None, tries - 1)
+        except asyncio.CancelledError:
+            call.process.cancel(call)
+            raise
+        return call
 
     def _hung(self, process: _Process, name: str, limit_s: float, setting: str) -> InfrastructureError:
         """End a process whose call takes too long; nothing else can stop that call."""
