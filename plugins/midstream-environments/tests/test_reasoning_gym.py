@@ -18,6 +18,7 @@ from midstream.core.errors import RecipeError, RewardError
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
+from midstream_environments import reasoning_gym
 from midstream_environments.cases import case_of
 from midstream_environments.library import library_of
 from midstream_environments.reasoning_gym import GymTasks, ReasoningGymConfig
@@ -286,6 +287,49 @@ def test_a_scorer_that_raises_and_an_item_that_was_made_differently_are_errors(i
     with pytest.raises(RewardError, match="made another item"):
         asyncio.run(scored([changed], ["2"]))
     closed(source)
+
+
+# The adapter in the library's interpreter: scores of answers that are code, and of some that are data or formulas.
+ANSWERS = """
+import importlib.util, json, sys
+
+path, cases = json.load(sys.stdin)
+spec = importlib.util.spec_from_file_location("adapter", path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+adapter = module.Adapter({})
+scores = {}
+for family, answers in cases.items():
+    [item] = adapter.items(family, 7, 0, 1)
+    given = [answer.replace("GOLD", item["answer"] or "") for answer in answers]
+    scores[family] = [adapter.score(item["case"], answer)["reward"] for answer in given]
+print(json.dumps(scores))
+"""
+
+
+def test_no_scorer_runs_what_a_model_wrote(interpreter: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    attacks = [
+        f"__import__('pathlib').Path({str(mark)!r}).touch()",
+        f"open({str(mark)!r}, 'w')",
+        f"sin(\"open({str(mark)!r}, 'w')\")",
+        f"(lambda: open({str(mark)!r}, 'w'))()",
+        "exit()",
+        "(exit)()",
+        "preview(x)",
+    ]
+    lists = ("binary_matrix", "spiral_matrix", "string_insertion", "n_queens")
+    formulas = ("countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication")
+    adapter = Path(reasoning_gym.__file__).with_name("adapters") / "reasoning_gym.py"
+    cases = dict.fromkeys([*lists, *formulas], attacks) | {"string_insertion": [*attacks, "['GOLD']"]}
+    cases |= {family: [*attacks, "(GOLD)"] for family in formulas if family != "puzzle24"}
+    scores = run_script(interpreter("games"), ANSWERS, [str(adapter), cases])
+    assert not mark.exists()
+    for family in (*lists, *formulas):
+        unreadable = 0.01 if family in ("countdown", "puzzle24") else 0.0
+        assert scores[family][: len(attacks)] == [unreadable] * len(attacks)
+    assert all(scores[family][-1] == 1.0 for family in formulas if family != "puzzle24")
+    assert scores["string_insertion"][-1] == 0.1
 
 
 def tiny(directory: Path, python: Path, **settings: Any) -> Path:

@@ -2,10 +2,14 @@
 
 A family is a generator's name, with "@" and a level where its curriculum sets the configuration. A case is a family, a
 seed, the item's number and a hash of its question: an item is made again to be scored.
+
+Nine scorers evaluate an answer as Python, some through SymPy. Here they read only data and formulas: to them, any other
+answer is one that cannot be read.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 from collections import OrderedDict
@@ -13,7 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import reasoning_gym
+import sympy
+from reasoning_gym.algorithmic import binary_matrix, spiral_matrix, string_insertion
 from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
+from reasoning_gym.games import countdown, n_queens, puzzle24
 
 DISTRIBUTION = "reasoning-gym"
 # A data set ends after `size` items, by default 500; the next one has another seed.
@@ -23,10 +30,36 @@ _SEEDS = 2**31
 _DATASETS, _ITEMS = 32, 4096
 
 
+_parse = sympy.parse_expr
+
+
+def formula(text: str, *arguments: Any, **named: Any) -> Any:
+    """`sympy.parse_expr`, which runs the text as Python, of a formula. Raises `ValueError` for other code."""
+    for node in ast.walk(ast.parse(text.strip().replace("!", ""), mode="eval")):
+        runs = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and _is_function(node.func.id))
+        # SymPy's functions run a text that is given to them.
+        holds_text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+        if runs or holds_text or isinstance(node, ast.Attribute):
+            raise ValueError(f"{text!r} is no formula")
+    return _parse(text, *arguments, **named)
+
+
+def _is_function(name: str) -> bool:
+    return name == "sqrt" or isinstance(getattr(sympy, name, None), sympy.FunctionClass)
+
+
+def read_only_data() -> None:
+    """Have no scorer run what a model wrote."""
+    for module in (binary_matrix, n_queens, spiral_matrix, string_insertion):
+        module.eval = ast.literal_eval
+    countdown.parse_expr = puzzle24.parse_expr = sympy.parse_expr = formula
+
+
 class Adapter:
     """Makes items, and scores answers to them."""
 
     def __init__(self, settings: dict[str, dict[str, Any]]) -> None:
+        read_only_data()
         self._settings = settings
         self._datasets: OrderedDict[Any, Any] = OrderedDict()
         self._items: OrderedDict[Any, dict[str, Any]] = OrderedDict()
