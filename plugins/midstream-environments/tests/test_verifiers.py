@@ -72,7 +72,7 @@ def own(python, module, arguments, server, tmp_path):
 
 
 def contents(server):
-    """The conversations that a server was asked to go on with."""
+    """The conversations that a server was asked to continue."""
     return sorted([str(message["content"]) for message in request["messages"]] for request in server.requests)
 
 
@@ -100,7 +100,7 @@ def test_rewards_are_those_of_its_own_runner(interpreter, tmp_path, environment,
     assert len(found) >= count
     for question, (reward, parts) in expected.items():
         assert found[question].value * 3.5 == pytest.approx(reward)
-        # A metric that fails is none here, and 0 there.
+        # A metric that fails is left out here, and 0 there.
         assert {**dict.fromkeys(parts, 0.0), **found[question].parts} == parts
     assert len({reward for reward, _ in expected.values()}) > 2
 
@@ -144,6 +144,24 @@ def test_tools_and_a_harness_of_verifiers_own(interpreter, tmp_path):
     assert errors(run) == {"a reward"}
     assert [trajectory.reward.parts for trajectory in run.trajectories()] == [{"correct": 1.0, "used": 1.0}] * 3
     assert [len(trajectory.calls) for trajectory in run.trajectories()] == [2, 2, 2]
+
+
+def test_a_game_that_comes_with_verifiers(interpreter, tmp_path, monkeypatch):
+    """TextArena's Hangman, with words in the format of NLTK's, which are elsewhere downloaded."""
+    python = interpreter("verifiers")
+    words = tmp_path / "corpora" / "words"
+    words.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (words / name).write_text("stone\napple\nriver\n")
+    (words / "README").write_text("")
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    with ChatServer(lambda messages: f"[{'stonexyzqj'[len(messages) // 2 - 1]}]") as server:
+        chosen = recipe(python, "textarena", server, arguments={"game": "Hangman-v0"}, count=20, sets=["test"])
+        run = api.evaluate(chosen, out=tmp_path / "run")
+    assert errors(run) == {"a reward"}
+    for trajectory in run.trajectories():
+        assert len(trajectory.calls) >= 5
+        assert trajectory.reward.parts.keys() == {"game_reward"}
 
 
 @pytest.mark.parametrize(
