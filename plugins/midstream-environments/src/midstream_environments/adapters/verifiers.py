@@ -1,4 +1,4 @@
-"""verifiers: its environments of 0.1 (`load_environment(NAME, ...)`, datasets and rubrics) and of 0.4 (tasksets).
+"""verifiers: its environments of 0.1 (`load_environment(NAME, ...)`, datasets and rubrics), and tasksets since 0.3.
 
 The environment's own rollout asks the session's address, and its own scoring gives the reward. Errors that verifiers
 keeps in its records, or counts as a reward of 0, are raised here.
@@ -35,8 +35,10 @@ class Failed(RuntimeError):
 
 def Adapter(environment: str, arguments: JsonObject, env: JsonObject, count: int | None) -> Any:
     """The adapter of the generation of verifiers that is installed here."""
-    name = importable(environment)
-    if version(DISTRIBUTION).startswith("0.1."):
+    name, installed = importable(environment), version(DISTRIBUTION)
+    if installed.startswith("0.2."):
+        raise Refused(f"verifiers {installed} is of neither generation that is mapped: 0.1.14, or 0.3 and newer")
+    if installed.startswith("0.1."):
         if env:
             raise Refused("tasks.env is for verifiers 0.4; what an environment of 0.1 takes is in tasks.arguments")
         return Environments(name, arguments, count)
@@ -55,7 +57,7 @@ def importable(environment: str) -> str:
     return path.stem
 
 
-def told_apart(rows: list[JsonObject]) -> list[JsonObject]:
+def distinct(rows: list[JsonObject]) -> list[JsonObject]:
     """Rows whose questions differ where their contents do: a game may begin with the same words each time."""
     contents: dict[str, set[str]] = {}
     for row in rows:
@@ -65,6 +67,13 @@ def told_apart(rows: list[JsonObject]) -> list[JsonObject]:
         if len(contents[row["question"]]) > 1:
             row["question"] += f"\n\n(case {content})"
     return rows
+
+
+def case_in(cases: Mapping[str, Any], case: str) -> Any:
+    """What a case stands for. Raises `Failed` if there is no such case in this process."""
+    if case not in cases:
+        raise Failed("the environment has other rows in each process: give it a seed in tasks.arguments")
+    return cases[case]
 
 
 def content_of(values: Any) -> str:
@@ -109,7 +118,7 @@ class Tasksets:
         self._taskset = vf.load_environment(self._config).taskset
         if count is None and not self._taskset.bounded:
             raise Refused(f"{name!r} has no end of tasks: set tasks.count")
-        self._tasks: list[Any] = []
+        self._tasks: dict[str, Any] = {}
 
     def _configured(self, name: str, arguments: JsonObject, env: JsonObject) -> Any:
         """The configuration of the environment: its one agent runs on this machine unless it says where."""
@@ -150,20 +159,22 @@ class Tasksets:
     def rows(self) -> list[JsonObject]:
         """Rows without a split, for a taskset has none."""
         taskset = self._taskset if self._count is None else self._taskset.take(self._count)
-        self._tasks = list(taskset)
         rows, numbering = [], ("idx", "id", "name")
-        for number, task in enumerate(self._tasks):
+        for number, task in enumerate(taskset):
             data = task.data.model_dump(mode="json")
+            content = content_of([item for item in data.items() if item[0] not in numbering])
+            case = f"{number}-{content}"
+            self._tasks[case] = task
             rows.append(
                 {
-                    "case": str(number),
+                    "case": case,
                     "question": task.data.prompt_text or str(data.get("name") or ""),
                     "answer": text_answer(data.get("answer")),
                     "family": self._name,
-                    "content": content_of([item for item in data.items() if item[0] not in numbering]),
+                    "content": content,
                 }
             )
-        return told_apart(rows)
+        return distinct(rows)
 
     async def run(self, case: str, seed: int, base_url: str, api_key: str, model: str) -> JsonObject:
         """One episode of the environment, whose model is the session's."""
@@ -177,7 +188,7 @@ class Tasksets:
             client = vf.EvalClientConfig(base_url=base_url, api_key_var=variable)
             # One for each run: it keeps a client for every address that it sees.
             environment = vf.load_environment(self._config)
-            (slot,) = environment.slots(self._tasks[int(case)])
+            (slot,) = environment.slots(case_in(self._tasks, case))
             async with environment.serving():
                 episode = await environment.run_slot(slot, vf.ModelContext(model=model, client=client))
         finally:
@@ -249,7 +260,8 @@ class Environments:
         rows = []
         for split, dataset in (("train", train), ("test", test)):
             for number, row in enumerate([] if dataset is None else dataset.to_list()[: self._count]):
-                case = f"{split}-{number}"
+                content = content_of([row["prompt"], row.get("answer"), row.get("info")])
+                case = f"{split}-{number}-{content}"
                 self._rows[case] = row
                 rows.append(
                     {
@@ -257,11 +269,11 @@ class Environments:
                         "question": question_of(row["prompt"]),
                         "answer": text_answer(row.get("answer")),
                         "split": split if both else "",
-                        "family": row["task"] if isinstance(row.get("task"), str) else self._name,
-                        "content": content_of([row.get("answer"), row.get("info")]),
+                        "family": family_of(row) or self._name,
+                        "content": content,
                     }
                 )
-        return told_apart(rows)
+        return distinct(rows)
 
     async def run(self, case: str, seed: int, base_url: str, api_key: str, model: str) -> JsonObject:
         """One rollout of the environment, whose client asks the session, scored by its rubric."""
@@ -279,7 +291,7 @@ class Environments:
         asking = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=self._http)
         # A group of one, as verifiers' own runner does it.
         (said,) = await environment.run_group(
-            [self._rows[case]], vf.OpenAIChatCompletionsClient(asking), model, environment.sampling_args
+            [case_in(self._rows, case)], vf.OpenAIChatCompletionsClient(asking), model, environment.sampling_args
         )
         if said["error"] is not None:
             raise Failed(f"the rollout failed: {said['error']}")
@@ -291,6 +303,13 @@ class Environments:
     def score(self, case: str, answer: str) -> JsonObject:
         """Refuse an answer of another agent."""
         raise Refused("verifiers scores the runs of its own loop: agent = { type = 'environment' }")
+
+
+def family_of(row: Mapping[str, Any]) -> str:
+    """The task that a row names, or the member of a group of environments that it is of."""
+    info = row.get("info") or {}
+    group = (json.loads(info) if isinstance(info, str) else info).get("env_id")
+    return next((name for name in (row.get("task"), group) if isinstance(name, str)), "")
 
 
 def rubrics_of(environment: Any) -> list[Any]:
