@@ -22,7 +22,8 @@ class EpisodesConfig(LibraryConfig):
         max_turns: the most replies in an episode
         unfinished: the reward of an episode that meets a limit before its end; by default what it has until then. Where
             each step costs, a low one: otherwise it is best to do nothing
-        episodes: how many there are, each with its own seed, shared out over the splits
+        episodes: how many there are, each with its own seed: of ten, eight are for training, one for validation, and
+            one for tests
     """
 
     dialogues = True

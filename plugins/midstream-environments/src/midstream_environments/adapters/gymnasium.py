@@ -13,6 +13,8 @@ from gymnasium.spaces import Discrete, Text
 
 DISTRIBUTION = "gymnasium"
 
+# Of ten seeds.
+SPLITS = ("train",) * 8 + ("validation", "test")
 # A highlighted part of a drawing: "\x1b[41mS\x1b[0m".
 COLORED = re.compile(r"((?:\x1b\[[\d;]*m)+)(.*?)\x1b\[0m", re.DOTALL)
 COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -56,7 +58,12 @@ class Adapter:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each seed."""
         return [
-            {"case": str(seed), "question": f"{self._id}, seed {seed}", "family": self._id.rpartition(":")[2]}
+            {
+                "case": str(seed),
+                "question": f"{self._id}, seed {seed}",
+                "split": SPLITS[seed % 10],
+                "family": self._id.rpartition(":")[2],
+            }
             for seed in range(self._episodes)
         ]
 

@@ -32,6 +32,8 @@ try:
 except PackageNotFoundError:
     pass
 
+# Of ten seeds.
+SPLITS = ("train",) * 8 + ("validation", "test")
 # How often a server that starts is asked whether it is there.
 POLL_S = 0.1
 # For a server to end after it closed a connection.
@@ -77,7 +79,12 @@ class Adapter:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each seed."""
         return [
-            {"case": str(seed), "question": f"episode {seed}", "family": self._server.name}
+            {
+                "case": str(seed),
+                "question": f"{self._server.name}, seed {seed}",
+                "split": SPLITS[seed % 10],
+                "family": self._server.name,
+            }
             for seed in range(self._episodes)
         ]
 
