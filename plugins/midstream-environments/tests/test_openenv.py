@@ -61,6 +61,7 @@ command = [str(Path(sys.executable).with_name("openenv")), "init", "word_env", "
 subprocess.run(command, check=True, capture_output=True)
 print("true")
 """
+INSTALLED = "import importlib.util, json; print(json.dumps(importlib.util.find_spec('med_safety_gym') is not None))"
 # A question in the format of the environment's data.
 MEDICAL = """
 {"messages": [{"role": "user", "content": "<context>It was safe in 3 of 4 trials.</context><question>Safe?</question>"},
@@ -254,8 +255,11 @@ def test_a_tiny_model_in_process_trains_on_episodes_and_observations_are_not_its
     assert max(len(one.calls) for one in run.trajectories("step-*")) == 2
 
 
-def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(interpreter: Any, tmp_path: Path) -> None:
-    python = interpreter("openenv")
+@pytest.mark.parametrize("library", ["openenv", "openenv10"])
+def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(
+    interpreter: Any, tmp_path: Path, library: str
+) -> None:
+    python = interpreter(library)
     run_script(python, INIT, None, str(tmp_path / "made"))
     tasks = {
         "type": "openenv",
@@ -277,6 +281,8 @@ def test_scores_of_a_published_environment_are_those_of_its_client(
     interpreter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = interpreter("openenv")
+    if not run_script(python, INSTALLED, None):
+        pytest.skip("openenv-dipg-safety is not installed there")
     (tmp_path / "data.jsonl").write_text(MEDICAL.replace("\n", ""))
     monkeypatch.setenv("DIPG_DATASET_PATH", str(tmp_path / "data.jsonl"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
