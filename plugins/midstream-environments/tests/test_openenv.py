@@ -113,7 +113,7 @@ def test_the_reply_fills_the_only_text_field_and_rewards_add_up(source: Any) -> 
     assert played(source(reward="last"), "stop")[1].outcome()["reward"] == 0.25
 
 
-def test_an_action_of_several_fields_is_json_and_a_wrong_one_is_told(source: Any) -> None:
+def test_an_action_of_several_fields_is_json_and_a_wrong_one_is_answered(source: Any) -> None:
     said, episode = played(
         source("json", max_turns=4), 'I say {"word": "a", "times": 2}', "no", '{"word": 1}', '{"word": "b", "times": 1}'
     )

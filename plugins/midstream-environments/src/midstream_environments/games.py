@@ -58,7 +58,7 @@ class GymnasiumConfig(EpisodesConfig):
         environment: its id; "module:Id" imports the module that registers it
         arguments: of `gymnasium.make`
         actions: names for numbered actions, by which a reply may call them too
-        instructions: what the agent is told of the game; by default from the environment's documentation
+        instructions: the rules that the agent reads; by default from the environment's documentation
         reward: the sum of the steps' rewards, or the last
     """
 

@@ -155,7 +155,7 @@ class Adapter:
         ]
 
     async def _answer(self, client: GenericEnvClient, asked: Awaitable[Any]) -> Any:
-        """A reply of the server. Raises `NoRoomError`, `NoActionError`, or what says why there is none."""
+        """A reply of the server. Raises `NoRoomError`, `NoActionError`, or what says why."""
         try:
             return await asked
         except RuntimeError as error:
@@ -322,7 +322,7 @@ def shape_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def action_in(text: str) -> dict[str, Any]:
-    """The last JSON object in a reply. Raises `NoActionError` if there is none."""
+    """The last JSON object in a reply. Raises `NoActionError` without one."""
     decoder, found, place = json.JSONDecoder(), None, text.find("{")
     while place >= 0:
         try:
