@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midstream.core.errors import MidstreamError, RecipeError
-from midstream_environments.episodes import EpisodeCases
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RewardError
+from midstream_environments.episodes import Episode, EpisodeCases
 from midstream_environments.games import GymnasiumConfig, TextArenaConfig
 from midstream_environments.library import Library, library_of
+from midstream_environments.reward import score_of
 from playing import evaluated, heard, replies, run_script
 
 GAMES = ["GuessTheNumber-v0", "Mastermind-v0", "FrozenLake-v0-random", "Minesweeper-v0-small", "TowerOfHanoi-v0"]
@@ -147,6 +150,86 @@ def test_an_environment_that_is_no_text_is_refused(interpreter: Any, settings: d
     config = GymnasiumConfig.model_validate({**settings, "python": interpreter("games")})
     with pytest.raises(MidstreamError, match=problem):
         library_of(config).start()
+
+
+@pytest.fixture
+def words(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Tasks of an environment of our own, in a module that only its process has."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    made: list[EpisodeCases] = []
+
+    def make(**settings: Any) -> EpisodeCases:
+        table = {"environment": "gym_words:Words-v0", "python": interpreter("games"), **settings}
+        made.append(source_of(GymnasiumConfig.model_validate(table)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        ended(each.library)
+
+
+def said(source: EpisodeCases, *replies: str) -> tuple[list[str], Episode]:
+    """What one episode says, and the episode."""
+    episode = source.open(source.tasks("train")[0], seed=0)
+
+    async def play() -> list[str]:
+        found = [(await episode.begin()).text]
+        for text in replies:
+            turn = await episode.reply(text)
+            found.append(f"{turn.text} (over)" if turn.over else turn.text)
+        await episode.close()
+        return found
+
+    return asyncio.run(play()), episode
+
+
+def test_actions_and_observations_can_be_texts(words: Any) -> None:
+    source = words()
+    found, episode = said(source, "one", "a word that is too long", "read", "two")
+    assert found[1] == "one"
+    assert "no action" in found[2]
+    # It has no standard input, and its standard output is not the library's.
+    assert found[3:] == ["nothing", "two (over)"]
+    assert episode.system == "Description\nSay a word.\n\nEach of your replies is one action, and nothing else."
+    assert episode.outcome() == {"reward": 1.0, "feedback": "truncated", "turns": 4}
+    assert said(source, "one")[0] == found[:2]
+    assert said(words(reward="last", max_turns=1), "stop")[1].outcome()["feedback"] == "terminated"
+    assert said(words(max_turns=1, unfinished=-2.0), "one")[1].outcome()["reward"] == -2.0
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "cause"),
+    [
+        ("raise", "environment-failed", "no such word"),
+        ("exit", "environment-failed", "ended during 'reply'"),
+        ("hang", "environment-timeout", "more than 3 s"),
+    ],
+)
+def test_an_environment_that_fails_is_an_error_and_the_next_episode_is_sound(
+    words: Any, word: str, code: str, cause: str
+) -> None:
+    source = words(call_s=3.0 if word == "hang" else 30.0)
+    with pytest.raises(InfrastructureError, match=cause) as caught:
+        said(source, word)
+    assert caught.value.code == code
+    assert said(source, "stop")[0][-1] == "stop (over)"
+
+
+def test_a_reward_that_is_no_number_is_an_error(words: Any) -> None:
+    outcome = said(words(), "nan")[1].outcome()
+    with pytest.raises(RewardError, match="nan"):
+        score_of(outcome)
+
+
+def test_what_an_environment_starts_ends_with_it(words: Any) -> None:
+    source = words()
+    pid = int(said(source, "child")[0][1])
+    os.kill(pid, 0)
+    ended(source.library)
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_seed_of_a_game_is_in_one_split_whatever_wrappers_the_game_has(interpreter: Any) -> None:

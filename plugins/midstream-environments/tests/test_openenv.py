@@ -61,6 +61,7 @@ command = [str(Path(sys.executable).with_name("openenv")), "init", "word_env", "
 subprocess.run(command, check=True, capture_output=True)
 print("true")
 """
+INSTALLED = "import importlib.util, json; print(json.dumps(importlib.util.find_spec('med_safety_gym') is not None))"
 # A question in the format of the environment's data.
 MEDICAL = """
 {"messages": [{"role": "user", "content": "<context>It was safe in 3 of 4 trials.</context><question>Safe?</question>"},
@@ -112,7 +113,7 @@ def test_the_reply_fills_the_only_text_field_and_rewards_add_up(source: Any) -> 
     assert played(source(reward="last"), "stop")[1].outcome()["reward"] == 0.25
 
 
-def test_an_action_of_several_fields_is_json_and_a_wrong_one_is_told(source: Any) -> None:
+def test_an_action_of_several_fields_is_json_and_a_wrong_one_is_answered(source: Any) -> None:
     said, episode = played(
         source("json", max_turns=4), 'I say {"word": "a", "times": 2}', "no", '{"word": 1}', '{"word": "b", "times": 1}'
     )
@@ -174,13 +175,13 @@ def test_an_episode_waits_until_its_server_has_room(source: Any) -> None:
     [
         ("raise", "environment-failed", "no such word"),
         ("exit", "environment-failed", "these are its last words"),
-        ("hang", "environment-timeout", "more than 1 s"),
+        ("hang", "environment-timeout", "more than 3 s"),
     ],
 )
 def test_what_goes_wrong_in_a_server_is_an_error_and_the_next_episode_has_one_again(
     source: Any, word: str, code: str, words: str
 ) -> None:
-    toy = source(call_s=1.0)
+    toy = source(call_s=3.0 if word == "hang" else 30.0)
     with pytest.raises(InfrastructureError) as caught:
         played(toy, word)
     assert caught.value.code == code
@@ -223,9 +224,9 @@ def test_a_tiny_model_in_process_trains_on_episodes_and_observations_are_not_its
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
-    command = [sys.executable, str(FAKE / "server.py"), "{port}", "odd", "8"]
+    command = [sys.executable, str(FAKE / "server.py"), "{port}", "luck", "8"]
     table = {
-        "name": "odd",
+        "name": "luck",
         "tasks": {"type": "openenv", "command": command, "max_turns": 2},
         "agent": {
             "type": "interleaved",
@@ -254,8 +255,11 @@ def test_a_tiny_model_in_process_trains_on_episodes_and_observations_are_not_its
     assert max(len(one.calls) for one in run.trajectories("step-*")) == 2
 
 
-def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(interpreter: Any, tmp_path: Path) -> None:
-    python = interpreter("openenv")
+@pytest.mark.parametrize("library", ["openenv", "openenv10"])
+def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(
+    interpreter: Any, tmp_path: Path, library: str
+) -> None:
+    python = interpreter(library)
     run_script(python, INIT, None, str(tmp_path / "made"))
     tasks = {
         "type": "openenv",
@@ -277,6 +281,8 @@ def test_scores_of_a_published_environment_are_those_of_its_client(
     interpreter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = interpreter("openenv")
+    if not run_script(python, INSTALLED, None):
+        pytest.skip("openenv-dipg-safety is not installed there")
     (tmp_path / "data.jsonl").write_text(MEDICAL.replace("\n", ""))
     monkeypatch.setenv("DIPG_DATASET_PATH", str(tmp_path / "data.jsonl"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

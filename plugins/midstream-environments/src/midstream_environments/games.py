@@ -22,7 +22,8 @@ class EpisodesConfig(LibraryConfig):
         max_turns: the most replies in an episode
         unfinished: the reward of an episode that meets a limit before its end; by default what it has until then. Where
             each step costs, a low one: otherwise it is best to do nothing
-        episodes: how many there are, each with its own seed, shared out over the splits
+        episodes: how many there are, each with its own seed: of ten, eight are for training, one for validation, and
+            one for tests
     """
 
     dialogues = True
@@ -57,7 +58,7 @@ class GymnasiumConfig(EpisodesConfig):
         environment: its id; "module:Id" imports the module that registers it
         arguments: of `gymnasium.make`
         actions: names for numbered actions, by which a reply may call them too
-        instructions: what the agent is told of the game; by default from the environment's documentation
+        instructions: the rules that the agent reads; by default from the environment's documentation
         reward: the sum of the steps' rewards, or the last
     """
 

@@ -1,20 +1,21 @@
-"""A server of an environment that does what its agent says: python server.py PORT text|odd|json|tools ROOM."""
+"""A server of an environment that does what its agent says: python server.py PORT text|luck|json|tools ROOM."""
 
 import json
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 kind, room = sys.argv[2], int(sys.argv[3])
-sessions = {}
+sessions, lucky, resets = {}, {}, Counter()
 WORD = {"type": "string", "description": "a word"}
 ANYTHING = {"type": "object"}
 BOTH = {"word": WORD, "times": {"type": "integer"}}
 ACTIONS = {
     "text": {"properties": {"metadata": ANYTHING, "word": WORD}, "required": ["word"]},
-    "odd": {"properties": {"word": WORD}},
+    "luck": {"properties": {"word": WORD}},
     "json": {"properties": {"metadata": ANYTHING, **BOTH}, "required": ["word", "times"]},
     "tools": {"properties": {"type": {}, "tool_name": {}, "arguments": {}}},
 }
@@ -45,8 +46,8 @@ def step(session, action):
         child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         word = str(child.pid)
     sessions[session] += 1
-    # Any model, however small, has replies of an odd length and others.
-    reward = None if word == "free" else 0.25 * (len(word) % 2 if kind == "odd" else 1)
+    # With "luck", every second episode of a seed has rewards, whatever its agent does.
+    reward = None if word == "free" else 0.25 if kind != "luck" else 0.25 * lucky[session]
     done = word == "stop" or sessions[session] == 4
     if kind == "tools":
         result = {"content": [{"type": "text", "text": word}], "is_error": word == "wrong"}
@@ -69,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"message": "no room", "code": "CAPACITY_REACHED"})
         elif asked["type"] == "reset":
             sessions[session] = 0
+            resets[asked["data"]["seed"]] += 1
+            lucky[session] = resets[asked["data"]["seed"]] % 2
             said = f"Say a word ({asked['data']['seed']})."
             self.answer({"observation": {"said": said}, "reward": 0.5, "done": False})
         else:

@@ -13,6 +13,8 @@ from gymnasium.spaces import Discrete, Text
 
 DISTRIBUTION = "gymnasium"
 
+# Of ten seeds.
+SPLITS = ("train",) * 8 + ("validation", "test")
 # A highlighted part of a drawing: "\x1b[41mS\x1b[0m".
 COLORED = re.compile(r"((?:\x1b\[[\d;]*m)+)(.*?)\x1b\[0m", re.DOTALL)
 COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -56,7 +58,12 @@ class Adapter:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each seed."""
         return [
-            {"case": str(seed), "question": f"{self._id}, seed {seed}", "family": self._id.rpartition(":")[2]}
+            {
+                "case": str(seed),
+                "question": f"{self._id}, seed {seed}",
+                "split": SPLITS[seed % 10],
+                "family": self._id.rpartition(":")[2],
+            }
             for seed in range(self._episodes)
         ]
 
@@ -70,7 +77,7 @@ class Adapter:
         return {"system": self._system, **self._turn(opened, self._text(env, observation))}
 
     def reply(self, episode: str, text: str) -> dict[str, Any]:
-        """Take a step; a reply without an action is none, but counts as a turn."""
+        """Take a step; a reply without an action takes no step, but counts as a turn."""
         opened = self._open[episode]
         opened.turns += 1
         space = opened.env.action_space
@@ -120,7 +127,7 @@ class Opened:
 
 
 def number_in(text: str, space: Any, names: list[str]) -> int | None:
-    """The last number or name of an action in a reply, None if there is none."""
+    """The last number or name of an action in a reply, None if it has no such thing."""
     numbers = {name.lower(): number for number, name in enumerate(names, int(space.start))}
     words = [r"-?\d+", *(re.escape(name) for name in sorted(numbers, key=len, reverse=True))]
     found = re.findall(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", text.lower())

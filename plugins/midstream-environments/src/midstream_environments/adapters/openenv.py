@@ -32,6 +32,8 @@ try:
 except PackageNotFoundError:
     pass
 
+# Of ten seeds.
+SPLITS = ("train",) * 8 + ("validation", "test")
 # How often a server that starts is asked whether it is there.
 POLL_S = 0.1
 # For a server to end after it closed a connection.
@@ -77,7 +79,12 @@ class Adapter:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each seed."""
         return [
-            {"case": str(seed), "question": f"episode {seed}", "family": self._server.name}
+            {
+                "case": str(seed),
+                "question": f"{self._server.name}, seed {seed}",
+                "split": SPLITS[seed % 10],
+                "family": self._server.name,
+            }
             for seed in range(self._episodes)
         ]
 
@@ -148,7 +155,7 @@ class Adapter:
         ]
 
     async def _answer(self, client: GenericEnvClient, asked: Awaitable[Any]) -> Any:
-        """A reply of the server. Raises `NoRoomError`, `NoActionError`, or what says why there is none."""
+        """A reply of the server. Raises `NoRoomError`, `NoActionError`, or what says why."""
         try:
             return await asked
         except RuntimeError as error:
@@ -315,7 +322,7 @@ def shape_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def action_in(text: str) -> dict[str, Any]:
-    """The last JSON object in a reply. Raises `NoActionError` if there is none."""
+    """The last JSON object in a reply. Raises `NoActionError` without one."""
     decoder, found, place = json.JSONDecoder(), None, text.find("{")
     while place >= 0:
         try:

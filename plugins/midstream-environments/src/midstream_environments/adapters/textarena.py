@@ -21,6 +21,9 @@ except ImportError:
 
 DISTRIBUTION = "textarena"
 
+# Of ten seeds.
+SPLITS = ("train",) * 8 + ("validation", "test")
+
 
 class Adapter:
     """The games of one recipe."""
@@ -35,7 +38,12 @@ class Adapter:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each game and seed. The ids of a game with other wrappers ("-raw", "-train") have its splits."""
         return [
-            {"case": f"{seed} {game}", "question": f"{plain_id(game)}, seed {seed}", "family": game}
+            {
+                "case": f"{seed} {game}",
+                "question": f"{plain_id(game)}, seed {seed}",
+                "split": SPLITS[seed % 10],
+                "family": game,
+            }
             for game in self._games
             for seed in range(self._episodes)
         ]
