@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,10 +34,14 @@ _FILES = "/tmp/.midstream"
 _RUN = f"""mkdir -p /tmp; set -m
 bash -c "$1" </dev/null >{_FILES}-$2.out 2>&1 &
 set +m; echo $! >{_FILES}-$2.group
+[ ! -e {_FILES}-$2.end ] || kill -9 -- -$!
 wait $!; code=$?; size=$(wc -c <{_FILES}-$2.out)
 tail -c "$3" {_FILES}-$2.out; rm -f {_FILES}-$2.*
 printf '\\n%s %s %s' "$4" $code $size"""
-_END = f'kill -9 -- -"$(cat {_FILES}-$1.group)"; tail -c "$2" {_FILES}-$1.out'
+# It may come before the command has begun, which then ends itself.
+_END = f"""mkdir -p /tmp; touch {_FILES}-$1.end
+[ ! -e {_FILES}-$1.group ] || kill -9 -- -"$(cat {_FILES}-$1.group)"
+[ ! -e {_FILES}-$1.out ] || tail -c "$2" {_FILES}-$1.out"""
 
 
 @dataclass(frozen=True)
@@ -128,31 +133,32 @@ class Runtime:
         # Values are taken from the command's own variables, so that no list of processes shows them.
         words += [word for variable in machine.variables for word in ("--env", variable)]
         words += ["--entrypoint", "sh", image, "-c", f"echo {_READY.decode()}; cat >/dev/null"]
-        process = await asyncio.create_subprocess_exec(
-            self.command,
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | dict(machine.variables),
-            start_new_session=True,
-        )
-        container = Container(self, name, process)
-        try:
-            async with asyncio.timeout(machine.build_s):
-                assert process.stdout is not None
-                if (await process.stdout.readline()).strip() == _READY:
-                    return container
-                assert process.stderr is not None
-                said = await process.stderr.read()
-        except TimeoutError:
+        # A file: nobody reads what is printed while an image is pulled.
+        with tempfile.TemporaryFile() as printed:
+            process = await asyncio.create_subprocess_exec(
+                self.command,
+                *words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=printed,
+                env=os.environ | dict(machine.variables),
+                start_new_session=True,
+            )
+            container = Container(self, name, process)
+            try:
+                async with asyncio.timeout(machine.build_s):
+                    assert process.stdout is not None
+                    if (await process.stdout.readline()).strip() == _READY:
+                        return container
+                what = f"no container of {image} started"
+            except TimeoutError:
+                what = f"the image {image} gave no container within {machine.build_s:g} s"
+            except asyncio.CancelledError:
+                await container.close()
+                raise
             await container.close()
-            raise failed(f"the image {image} gave no container within {machine.build_s:g} s") from None
-        except asyncio.CancelledError:
-            await container.close()
-            raise
-        await container.close()
-        raise failed(f"no container of {image} started", said)
+            printed.seek(0)
+            raise failed(what, printed.read())
 
 
 class Container:
