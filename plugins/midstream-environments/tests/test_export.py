@@ -226,7 +226,7 @@ def rewards_of_midstream(world: Path, rows: Path, address: str, out: Path) -> di
 
 
 def installed(python: Path, package: Path, into: Path) -> dict[str, str]:
-    """Install a package beside an interpreter's own; the environment variables with which it finds it."""
+    """Install a package next to those of an interpreter; the environment variables with which it finds it."""
     words = [
         "-m",
         "pip",

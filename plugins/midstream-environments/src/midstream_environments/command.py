@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import cast
 
 from midstream.cli import options as shared
 from midstream.components.kinds import config_class, registered
@@ -72,7 +72,10 @@ def _list(options: argparse.Namespace) -> int:
 
 def _version(config: type[LibraryConfig]) -> str:
     """The version of a library that this interpreter has, "" without it."""
+    # An adapter is not imported here: it imports the library.
+    adapter = Path(__file__).parent / "adapters" / f"{config.adapter}.py"
+    name = re.search(r'^DISTRIBUTION = "(.+)"', adapter.read_text(encoding="utf-8"), re.MULTILINE)
     try:
-        return version(cast("str", config.library))
+        return version(name[1] if name else config.library)
     except PackageNotFoundError:
         return ""

@@ -118,6 +118,11 @@ def export(recipe: Recipe, *, form: Form, out: Path, split: Split | None = None,
             "choose a recipe whose tasks are questions",
             "dialogues-not-supported",
         )
+    if form != "jsonl" and isinstance(recipe.tasks.config, LibraryConfig):
+        raise _cannot(
+            f"tasks of type {recipe.tasks.type!r} are those of another library, which scores them itself",
+            "use that library there; --format jsonl writes the questions",
+        )
     if form != "jsonl":
         _check_components(recipe)
     build = Build(recipe)
@@ -288,8 +293,8 @@ def _table(recipe: Recipe, files: _Files) -> dict[str, Any]:
         "description": recipe.description,
         "seed": recipe.seed,
         "agent": {"max_turns": getattr(recipe.agent, "max_turns", 10)},
-        # The tasks themselves are in a file; a world's facts, or a library's scorer, come from their source.
-        **({"tasks": whole["tasks"]} if needs_world or isinstance(config, LibraryConfig) else {}),
+        # The tasks themselves are in a file; a world's facts come from their source.
+        **({"tasks": whole["tasks"]} if needs_world else {}),
         "tools": whole["tools"],
         "wrappers": {tool: {name: part.table() for name, part in parts.items()} for tool, parts in wrappers.items()},
         "reward": whole["reward"],

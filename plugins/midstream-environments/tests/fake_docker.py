@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Stands for docker in tests: a container is a folder below $FAKE_DOCKER, in which its absolute paths are.
+
+It knows info, build, run, exec, cp and rm as midstream uses them. $FAKE_DOCKER/log has the commands.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(os.environ["FAKE_DOCKER"])
+_OURS = re.compile(r"(?<![\w./])/(tests|logs|tmp|app)\b")
+
+
+def inside(text, box):
+    return _OURS.sub(lambda found: f"{box}/{found[1]}", text)
+
+
+def main():
+    command, *words = sys.argv[1:]
+    with (ROOT / "log").open("a") as log:
+        log.write(json.dumps([command, *words]) + "\n")
+    if command == "info":
+        if (ROOT / "no-daemon").exists():
+            sys.exit("Cannot connect to the Docker daemon")
+    elif command == "build":
+        context = Path(words[-1])
+        if "RUN false" in (context / "Dockerfile").read_text():
+            sys.exit("the command false returned a code of 1")
+    elif command == "run":
+        box = ROOT / "boxes" / words[words.index("--name") + 1]
+        image = words[words.index("--entrypoint") + 2]
+        if image == "missing":
+            sys.exit("pull access denied for missing")
+        for name in ("tests", "logs", "tmp", "app"):
+            (box / name).mkdir(parents=True)
+        (box / "env").write_text(json.dumps([words[n + 1] for n, word in enumerate(words) if word == "--env"]))
+        try:
+            subprocess.call(["sh", "-c", words[-1]], cwd=box / "app")
+        finally:
+            shutil.rmtree(box, ignore_errors=True)
+    elif command == "exec":
+        while words[0].startswith("--"):
+            del words[:2]
+        box = ROOT / "boxes" / words[0]
+        if not box.exists():
+            sys.exit(f"No such container: {words[0]}")
+        os.chdir(box / "app")
+        os.execvp(words[1], [inside(word, box) for word in words[1:]])
+    elif command == "cp":
+        source, (name, place) = Path(words[0]), words[1].split(":")
+        box = ROOT / "boxes" / name
+        for file in source.rglob("*"):
+            if file.is_file():
+                target = box / place.lstrip("/") / file.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(inside(file.read_text(), box))
+    elif command == "rm":
+        shutil.rmtree(ROOT / "boxes" / words[-1], ignore_errors=True)
+    else:
+        sys.exit(f"unknown command {command}")
+
+
+main()
