@@ -4,7 +4,12 @@ import hashlib
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,7 +33,7 @@ def drawn(text, choices):
 
 
 def reply(body):
-    """Letters where a letter is asked for, calls of tools where there are some, and sums, of which every third is wrong."""
+    """A letter, calls of tools, a program or a sum, as the last message asks; every third sum is wrong."""
     messages = body["messages"]
     text = json.dumps([[message.get("content"), message.get("tool_calls")] for message in messages])
     last = str(messages[-1]["content"])
@@ -193,10 +198,11 @@ def test_what_gives_no_score_is_an_error(interpreter, server, tmp_path):
     assert {name: words for name, words in WRONG.items() if words not in str(found[name])} == {}
 
 
-@pytest.mark.parametrize(("wrong", "words"), [("hangs", "idle"), ("exits", "ended during 'run'")])
+@pytest.mark.parametrize(("wrong", "words"), [("hangs", "asked nothing for"), ("exits", "ended during 'run'")])
 def test_a_scorer_that_hangs_or_ends_its_process_is_an_error(interpreter, server, tmp_path, wrong, words):
     arguments = {"wrong": [wrong]}
-    task = recipe(interpreter("inspect"), server, f"{OWN}@wrongs", arguments=arguments, agent={"idle_s": 15.0})
+    agent = {"idle_s": 20.0} if wrong == "hangs" else {}
+    task = recipe(interpreter("inspect"), server, f"{OWN}@wrongs", arguments=arguments, agent=agent)
     with pytest.raises(InfrastructureError, match=words):
         api.evaluate(task, out=tmp_path / "run", quiet=True)
 
@@ -278,3 +284,32 @@ def test_programs_of_humaneval_have_the_scores_of_inspects_local_sandbox(interpr
     assert {name: score.value for name, score in ours.items()} == theirs
     assert len(theirs) == 40
     assert 5 < sum(theirs.values()) < 35
+
+
+def test_inspect_evaluates_an_agent_that_midstream_serves(interpreter, server, tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MIDSTREAM_BASE_URL", f"http://127.0.0.1:{port}/v1")
+    monkeypatch.setenv("MIDSTREAM_API_KEY", "none")
+    python, words = (
+        interpreter("inspect"),
+        ["direct", "--provider", "vllm", "--model", "m", "--base-url", server.base_url],
+    )
+    midstream = Path(sys.executable).with_name("midstream")
+    with subprocess.Popen([midstream, "serve", *words, "--port", str(port)], cwd=tmp_path) as served:
+        try:
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.1)
+            names = ["--model", "openai-api/midstream/midstream", "--log-dir", "logs", "--log-format", "json"]
+            command = [python.with_name("inspect"), "eval", f"{OWN}@sums", *names, "--display", "none"]
+            subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
+        finally:
+            served.send_signal(signal.SIGINT)
+    [file] = (tmp_path / "logs").glob("*.json")
+    log = json.loads(file.read_text())
+    assert log["status"] == "success"
+    assert [sample["scores"]["match"]["value"] for sample in log["samples"]] == ["C", "C", "I"]

@@ -1,7 +1,7 @@
 """Inspect: a task's dataset, its solvers, its scorers.
 
-One evaluation runs for as long as this process has calls: inspect allows one at a time in a process, and takes tasks while
-it runs. Each call is a task of one sample and one epoch, with the session as its model; so calls run next to each other.
+Inspect allows one evaluation at a time in a process, and takes tasks while it runs. So there is one for many calls, and
+each call adds a task of one sample and one epoch, whose model is the session. Calls run next to each other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -61,12 +62,12 @@ class Adapter:
     def rows(self) -> list[JsonObject]:
         """Every sample. Of questions that are equal, each is told apart by its sample's id."""
         texts = [shown(sample) for sample in self._samples.values()]
+        often = Counter(texts)
         rows = []
         for (key, sample), text in zip(self._samples.items(), texts, strict=True):
-            repeated = texts.count(text) > 1
             row = {
                 "case": key,
-                "question": f"{text}\n\n[sample {sample.id}]" if repeated else text,
+                "question": f"{text}\n\n[sample {sample.id}]" if often[text] > 1 else text,
                 "asked": text,
                 "answer": sample.target if isinstance(sample.target, str) else ", ".join(sample.target),
                 "family": self._name.rpartition("/")[2].rpartition("@")[2].removesuffix(".py"),

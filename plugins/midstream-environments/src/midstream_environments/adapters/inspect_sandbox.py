@@ -1,8 +1,8 @@
-"""A sandbox of Inspect that runs Python in midstream's sandbox. The one part of an adapter that needs midstream beside it.
+"""A sandbox of Inspect that runs Python in midstream's. It needs midstream beside inspect, unlike the adapter.
 
-Each command has a new process (`midstream.sandbox.pool`), which gets a sample's files and returns those that it changed.
-It can start no other program, so what is no Python is refused with an error. The error ends the sample: no score is made
-of a command that did not run.
+Each command has a new process (`midstream.sandbox.pool`), which gets a sample's files and returns those that it
+changed. It can start no other program, so what is no Python is refused with an error. The error ends the sample: no
+score is made of a command that did not run.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def command(cmd: list[str], given: bytes) -> Asked | None:
     words = [*cmd]
     if words and words[0] in SHELLS and words[-2:-1] == ["-c"] and set(words[1:-2]) <= {"--login", "-l"}:
         words = shlex.split(words[-1])
-    if not words or not posixpath.basename(words[0]).rstrip("0123456789.") == "python":
+    if not words or posixpath.basename(words[0]).rstrip("0123456789.") != "python":
         return None
     rest = words[1:]
     while rest and rest[0] in FLAGS:
