@@ -1,5 +1,6 @@
 """Tasks of Inspect, run by Inspect: against its own runner, and all that goes wrong in one."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -223,9 +224,20 @@ def test_a_task_that_cannot_be_made_or_served_is_refused_by_name(interpreter, se
         tasks_of(recipe(interpreter("inspect"), server, task, **settings))
 
 
-def test_a_dataset_that_changes_with_each_load_is_an_error(interpreter, server, tmp_path):
+def test_a_dataset_that_changes_with_each_load_is_an_error(interpreter, server):
+    library = library_of(InspectConfig(task=f"{OWN}@unstable", python=interpreter("inspect")))
+    [row] = library.call("rows")
+    asyncio.run(library.close())
+    session = {"base_url": server.base_url, "api_key": "none", "model": "m"}
+
+    async def run():
+        try:
+            await library.ask("run", limit_s=None, case=row["case"], seed=0, **session)
+        finally:
+            await library.close()
+
     with pytest.raises(InfrastructureError, match="another dataset each time"):
-        rewards(recipe(interpreter("inspect"), server, f"{OWN}@unstable", processes=2), tmp_path / "run")
+        asyncio.run(run())
 
 
 def test_questions_that_repeat_are_told_apart_and_chats_are_text(interpreter, server, tmp_path):

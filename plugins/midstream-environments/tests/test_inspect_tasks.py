@@ -30,7 +30,7 @@ def test_with_shares_samples_that_ask_the_same_are_in_one_split():
 
 
 def test_shares_add_up_to_one():
-    with pytest.raises(ValidationError, match="add up to 0.7, not to 1"):
+    with pytest.raises(ValidationError, match=r"add up to 0\.7, not to 1"):
         InspectConfig(task="a/b", splits={"train": 0.5, "test": 0.2})
 
 
