@@ -196,7 +196,8 @@ def test_what_gives_no_score_is_an_error(interpreter, server, tmp_path):
         api.evaluate(task, out=tmp_path / "run", quiet=True)
     found = {samples[each.task_id]: each.error for each in Run(tmp_path / "run").trajectories()}
     assert found.keys() == WRONG.keys()
-    assert {name: words for name, words in WRONG.items() if words not in str(found[name])} == {}
+    assert {name: words for name, words in WRONG.items() if words not in found[name].message} == {}
+    assert "inspect_own_tasks.py" in found["raises"].message
 
 
 @pytest.mark.parametrize(("wrong", "words"), [("hangs", "asked nothing for"), ("exits", "ended during 'run'")])
@@ -213,6 +214,7 @@ def test_a_scorer_that_hangs_or_ends_its_process_is_an_error(interpreter, server
     [
         ("inspect_evals/no_such_task", {}, "no_such_task"),
         (f"{OWN}@no_such_task", {}, "no_such_task"),
+        (OWN, {}, "name its task"),
         ("no_such_file.py@sums", {}, "no_such_file.py"),
         (f"{OWN}@sums", {"arguments": {"no_such": 1}}, "no_such"),
         (f"{OWN}@programs", {}, r"8 of 8 samples \(such as 'right'\) need a sandbox \(docker\)"),
@@ -264,7 +266,7 @@ def test_python_of_a_task_runs_in_midstreams_sandbox_and_nothing_else_does(inter
     found = {
         samples[each.task_id]: each for each in api.evaluate(task, out=tmp_path / "run", quiet=True).trajectories()
     }
-    assert "runs Python alone, not 'bash -c ls'" in str(found.pop("shell").error)
+    assert "runs Python alone, not 'bash -c ls'" in found.pop("shell").error.message
     right = {name for name, each in found.items() if each.reward.value == 1.0}
     assert right == {"right", "tool", "module", "files"}
     assert found["right"].reward.feedback == "hello\n|"

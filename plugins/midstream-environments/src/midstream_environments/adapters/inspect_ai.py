@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -134,7 +135,8 @@ class Adapter:
     def _result(self, sample: EvalSample, model: str) -> JsonObject:
         """The reward of a sample that has ended."""
         if sample.error is not None:
-            raise RuntimeError(sample.error.message)
+            places = re.findall(r'File "(.+)", line (\d+)', sample.error.traceback)
+            raise SampleError(" at ".join([sample.error.message, *(":".join(place) for place in places[-1:])]))
         if grading := asked_by_scorer(sample, model):
             raise RuntimeError(f"scorer {grading!r} asks the model that is evaluated: name another in tasks.roles")
         scores = sample.scores or {}
@@ -155,6 +157,10 @@ class Adapter:
             "parts": parts,
             "feedback": first.explanation or "",
         }
+
+
+class SampleError(Exception):
+    """A solver, a scorer, a tool or a request of a sample failed, as inspect's log says it."""
 
 
 class Evaluation(TaskSource):
@@ -254,12 +260,14 @@ class Evaluation(TaskSource):
 
 
 def made(name: str, arguments: JsonObject) -> Task:
-    """The task of a package ("inspect_evals/gsm8k") or of a file ("file.py@name", or "file.py" with one task)."""
+    """The task of a package ("inspect_evals/gsm8k") or of a file ("file.py@name")."""
     path, _, function = name.partition("@")
     if not path.endswith(".py"):
         task = registry_create("task", name, **arguments)
         assert isinstance(task, Task)
         return task
+    if not function:
+        raise ValueError(f"tasks.task names a file: name its task, too: {path}@NAME")
     file = Path(path).absolute()
     with beneath(file.parent):
         loaded(file, file.stem)
