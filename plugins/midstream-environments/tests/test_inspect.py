@@ -242,7 +242,7 @@ def test_a_dataset_that_changes_with_each_load_is_an_error(interpreter, server):
         asyncio.run(run())
 
 
-def test_questions_that_repeat_are_told_apart_and_chats_are_text(interpreter, server, tmp_path):
+def test_questions_that_repeat_end_with_an_id_and_chats_are_text(interpreter, server, tmp_path):
     python = interpreter("inspect")
     asked = [task.question for task in tasks_of(recipe(python, server, f"{OWN}@repeated"))]
     assert asked == ["a number?\n\n[sample n1]", "a number?\n\n[sample n2]"]

@@ -61,7 +61,7 @@ class Adapter:
         self._evaluation: Evaluation | None = None
 
     def rows(self) -> list[JsonObject]:
-        """Every sample. Of questions that are equal, each is told apart by its sample's id."""
+        """Every sample. Questions that are equal end with the id of their sample."""
         texts = [shown(sample) for sample in self._samples.values()]
         often = Counter(texts)
         rows = []
