@@ -327,3 +327,15 @@ def test_inspect_evaluates_an_agent_that_midstream_serves(interpreter, server, t
     log = json.loads(file.read_text())
     assert log["status"] == "success"
     assert [sample["scores"]["match"]["value"] for sample in log["samples"]] == ["C", "C", "I"]
+
+
+def test_evaluations_follow_each_other_and_a_call_that_was_given_up_stops_none(interpreter, server):
+    adapter = HERE.parent / "src" / "midstream_environments" / "adapters" / "inspect_ai.py"
+    script = [str(HERE / "inspect_many_calls.py"), str(adapter), f"{OWN}@wrongs", server.base_url]
+    command = [str(interpreter("inspect")), *script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = done.stdout.rpartition("RESULT")[2].splitlines()
+    assert said[1].startswith("TimeoutError")
+    assert len(said) == 10
+    assert all("'odd' is no number" in each for each in [said[0], *said[2:]])

@@ -44,6 +44,8 @@ SESSION = "openai-api/midstream/"
 LOGS = "memory://midstream"
 # Calls after which an evaluation ends as soon as it has none under way: it keeps the header of each log.
 CALLS = 500
+# For its last logs.
+CLOSE_S = 10.0
 # midstream limits how many runs are under way.
 AT_ONCE = 10_000
 WORDS = ("c", "i", "p", "n", "yes", "no", "true", "false")
@@ -126,8 +128,9 @@ class Adapter:
     async def _evaluate(self, task: Task) -> EvalSample:
         """Run the task in the evaluation under way, or in a new one."""
         while self._evaluation is not None and self._evaluation.ending:
-            await asyncio.wait({self._evaluation.work})
-            if self._evaluation.work.done():
+            ending = self._evaluation
+            await ending.close()
+            if self._evaluation is ending:
                 self._evaluation = None
         self._evaluation = self._evaluation or Evaluation()
         return await self._evaluation.run(task)
@@ -227,6 +230,13 @@ class Evaluation(TaskSource):
     def _end(self) -> None:
         self.ending = True
         self._over.set()
+
+    async def close(self) -> None:
+        """Wait for its end. A sample that still runs has no caller any more."""
+        done, _ = await asyncio.wait({self.work}, timeout=CLOSE_S)
+        if not done:
+            self.work.cancel()
+            await asyncio.wait({self.work})
 
     async def _serve(self) -> None:
         """Run the evaluation; its end ends the calls that it still has."""
