@@ -151,6 +151,7 @@ $(ENVIRONMENTS)/.installed: $(VENV)/.created plugins/midstream-environments/pypr
 	for each in 'games reasoning-gym==0.1.25 textarena==0.7.4 gymnasium==1.4.0' 'verifiers verifiers==0.4.0' \
 	  'verifiers01 verifiers==0.1.14' 'openenv openenv-core==0.3.0 openenv-dipg-safety==0.1.67' 'openenv10 openenv==0.10.0' \
 	  'inspect inspect-ai==0.3.285 inspect-evals==0.28.0'; do \
+	  'verifiers01 verifiers==0.1.14' 'openenv openenv-core==0.3.0' 'inspect inspect-ai==0.3.285 inspect-evals==0.26.0 openai email-validator'; do \
 	  set -e -- $$each; $(PYTHON) -m venv $(ENVIRONMENTS)/$$1; python=$(ENVIRONMENTS)/$$1/bin/python; shift; \
 	  $$python -m pip install --quiet --disable-pip-version-check "$$@"; done
 	@touch $@

@@ -29,4 +29,4 @@ for sample in log.samples or []:
     name, _, key = chosen.partition(".")
     score = (sample.scores or {})[name] if name else next(iter((sample.scores or {}).values()))
     values[str(sample.id)] = value_to_float()(score.value[key] if key else score.value)
-print("RESULT" + json.dumps(values))
+sys.stdout.write("RESULT" + json.dumps(values))

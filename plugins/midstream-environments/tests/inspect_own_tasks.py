@@ -12,22 +12,27 @@ from inspect_ai.util import sandbox
 
 
 @scorer(metrics=[accuracy()])
-def odd(wrong: str):
+def odd():
+    """Does what a sample's metadata names."""
+
     async def score(state, target):
+        wrong = state.metadata["wrong"]
         if wrong == "raises":
             raise ValueError("a bug in the scorer")
         if wrong == "hangs":
             await asyncio.sleep(1000)
         if wrong == "exits":
             os._exit(3)
+        if wrong == "none":
+            return None
         if wrong == "asks":
             return Score(value=(await get_model().generate("right?")).completion)
         if wrong == "asks a role":
             said = (await get_model(role="grader").generate("right?")).completion
             return Score(value="C" if "right" in said else "I", explanation=said)
-        values = {"nan": float("nan"), "text": "excellent", "table": {"a": 1, "b": 0.25}, "list": [1]}
         if wrong == "unscored":
             return Score.unscored(reason="no grade found")
+        values = {"nan": float("nan"), "text": "excellent", "table": {"a": 1, "b": 0.25}, "list": [1]}
         return Score(value=values[wrong])
 
     return score
@@ -36,28 +41,33 @@ def odd(wrong: str):
 @solver
 def broken():
     async def solve(state, generate):
-        raise ValueError("a bug in the solver")
+        if state.metadata["wrong"] == "solver":
+            raise ValueError("a bug in the solver")
+        return state
 
     return solve
 
 
 @task
-def sums(wrong: str = "", count: int = 3, chat: bool = False):
-    """Sums, with a scorer or a solver that does something wrong."""
-    asked = [f"{n} + {n}?" for n in range(count)]
+def wrongs(wrong: list[str]):
+    """Samples with something wrong in each."""
+    samples = [Sample(input=f"{n} + {n}?", id=each, metadata={"wrong": each}) for n, each in enumerate(wrong)]
+    return Task(dataset=samples, solver=[broken(), generate()], scorer=odd())
+
+
+@task
+def sums(chat: bool = False):
+    """Sums, with two scorers."""
+    asked = [f"{n} + {n}?" for n in range(3)]
     samples = [
         Sample(
             input=[ChatMessageSystem(content="Add."), ChatMessageUser(content=text)] if chat else text,
             target=str(2 * n),
+            metadata={"wrong": "table"},
         )
         for n, text in enumerate(asked)
     ]
-    scorers = {"": match(numeric=True), "solver": match(), "none": None, "two": [match(numeric=True), odd("table")]}
-    return Task(
-        dataset=MemoryDataset(samples),
-        solver=broken() if wrong == "solver" else generate(),
-        scorer=scorers[wrong] if wrong in scorers else odd(wrong),
-    )
+    return Task(dataset=MemoryDataset(samples), scorer=[match(numeric=True), odd()])
 
 
 @task
@@ -115,7 +125,7 @@ COMMANDS = {
 
 
 @task
-def programs(only: list[str] = [*COMMANDS]):
+def programs():
     """Commands in a sandbox."""
     files = {
         "data.txt": "hello",
@@ -124,6 +134,5 @@ def programs(only: list[str] = [*COMMANDS]):
     samples = [
         Sample(input=name, id=name, files=files, metadata={"what": name, "command": command, "input": "print(1)"})
         for name, command in COMMANDS.items()
-        if name in only
     ]
     return Task(dataset=samples, scorer=commands(), sandbox="docker")

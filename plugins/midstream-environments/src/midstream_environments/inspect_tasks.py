@@ -63,6 +63,10 @@ class InspectCases(Cases):
     def __init__(self, library: Library, splits: Mapping[Split, float]) -> None:
         super().__init__(library)
         self._shares: dict[str, float] = {**splits}
+        if "train" in splits and "validation" not in splits:
+            # As of every library, a tenth; here, so that samples that ask the same stay together.
+            tenth = splits["train"] / 10
+            self._shares |= {"train": splits["train"] - tenth, "validation": tenth}
 
     def _share_out(self, rows: list[Mapping[str, Any]]) -> None:
         """Samples that ask the same are in one split."""

@@ -1,7 +1,7 @@
 """Inspect: a task's dataset, its solvers, its scorers.
 
-One evaluation runs for as long as this process has calls: inspect allows one at a time in a process, and takes tasks while
-it runs. Each call is a task of one sample and one epoch, with the session as its model; so calls run next to each other.
+Inspect allows one evaluation at a time in a process, and takes tasks while it runs. So there is one for many calls, and
+each call adds a task of one sample and one epoch, whose model is the session. Calls run next to each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +44,8 @@ SESSION = "openai-api/midstream/"
 LOGS = "memory://midstream"
 # Calls after which an evaluation ends as soon as it has none under way: it keeps the header of each log.
 CALLS = 500
+# For its last logs.
+CLOSE_S = 10.0
 # midstream limits how many runs are under way.
 AT_ONCE = 10_000
 WORDS = ("c", "i", "p", "n", "yes", "no", "true", "false")
@@ -59,14 +63,14 @@ class Adapter:
         self._evaluation: Evaluation | None = None
 
     def rows(self) -> list[JsonObject]:
-        """Every sample. Of questions that are equal, each is told apart by its sample's id."""
+        """Every sample. Questions that are equal end with the id of their sample."""
         texts = [shown(sample) for sample in self._samples.values()]
+        often = Counter(texts)
         rows = []
         for (key, sample), text in zip(self._samples.items(), texts, strict=True):
-            repeated = texts.count(text) > 1
             row = {
                 "case": key,
-                "question": f"{text}\n\n[sample {sample.id}]" if repeated else text,
+                "question": f"{text}\n\n[sample {sample.id}]" if often[text] > 1 else text,
                 "asked": text,
                 "answer": sample.target if isinstance(sample.target, str) else ", ".join(sample.target),
                 "family": self._name.rpartition("/")[2].rpartition("@")[2].removesuffix(".py"),
@@ -124,8 +128,9 @@ class Adapter:
     async def _evaluate(self, task: Task) -> EvalSample:
         """Run the task in the evaluation under way, or in a new one."""
         while self._evaluation is not None and self._evaluation.ending:
-            await asyncio.wait({self._evaluation.work})
-            if self._evaluation.work.done():
+            ending = self._evaluation
+            await ending.close()
+            if self._evaluation is ending:
                 self._evaluation = None
         self._evaluation = self._evaluation or Evaluation()
         return await self._evaluation.run(task)
@@ -133,7 +138,8 @@ class Adapter:
     def _result(self, sample: EvalSample, model: str) -> JsonObject:
         """The reward of a sample that has ended."""
         if sample.error is not None:
-            raise RuntimeError(sample.error.message)
+            places = re.findall(r'File "(.+)", line (\d+)', sample.error.traceback)
+            raise SampleError(" at ".join([sample.error.message, *(":".join(place) for place in places[-1:])]))
         if grading := asked_by_scorer(sample, model):
             raise RuntimeError(f"scorer {grading!r} asks the model that is evaluated: name another in tasks.roles")
         scores = sample.scores or {}
@@ -154,6 +160,10 @@ class Adapter:
             "parts": parts,
             "feedback": first.explanation or "",
         }
+
+
+class SampleError(Exception):
+    """A solver, a scorer, a tool or a request of a sample failed, as inspect's log says it."""
 
 
 class Evaluation(TaskSource):
@@ -221,6 +231,13 @@ class Evaluation(TaskSource):
         self.ending = True
         self._over.set()
 
+    async def close(self) -> None:
+        """Wait for its end. A sample that still runs has no caller any more."""
+        done, _ = await asyncio.wait({self.work}, timeout=CLOSE_S)
+        if not done:
+            self.work.cancel()
+            await asyncio.wait({self.work})
+
     async def _serve(self) -> None:
         """Run the evaluation; its end ends the calls that it still has."""
         failure: BaseException = RuntimeError("inspect's evaluation ended")
@@ -253,12 +270,14 @@ class Evaluation(TaskSource):
 
 
 def made(name: str, arguments: JsonObject) -> Task:
-    """The task of a package ("inspect_evals/gsm8k") or of a file ("file.py@name", or "file.py" with one task)."""
+    """The task of a package ("inspect_evals/gsm8k") or of a file ("file.py@name")."""
     path, _, function = name.partition("@")
     if not path.endswith(".py"):
         task = registry_create("task", name, **arguments)
         assert isinstance(task, Task)
         return task
+    if not function:
+        raise ValueError(f"tasks.task names a file: name its task, too: {path}@NAME")
     file = Path(path).absolute()
     with beneath(file.parent):
         loaded(file, file.stem)

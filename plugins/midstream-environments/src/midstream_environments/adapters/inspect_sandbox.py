@@ -1,8 +1,8 @@
-"""A sandbox of Inspect that runs Python in midstream's sandbox. The one part of an adapter that needs midstream beside it.
+"""A sandbox of Inspect that runs Python in midstream's. It needs midstream where inspect is, unlike the adapter.
 
-Each command has a new process (`midstream.sandbox.pool`), which gets a sample's files and returns those that it changed.
-It can start no other program, so what is no Python is refused with an error. The error ends the sample: no score is made
-of a command that did not run.
+Each command has a new process (`midstream.sandbox.pool`), which gets a sample's files and returns those that it
+changed. It can start no other program, so what is no Python is refused with an error. The error ends the sample: no
+score is made of a command that did not run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def work(asked, kept, most):
     sys.stdin = io.TextIOWrapper(io.BytesIO(base64.b64decode(asked["input"])), "utf-8")
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True) for _ in streams)
     printed, status = (sys.stdout.buffer, sys.stderr.buffer), 0
-    sys.argv, sys.path[:0] = asked["argv"], [os.path.join(place, asked["beside"])]
+    sys.argv, sys.path[:0] = asked["argv"], [os.path.join(place, asked["near"])]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         if asked["module"]:
@@ -97,7 +97,7 @@ class Asked:
     source: str = ""
     name: str = "<string>"
     module: str = ""
-    beside: str = ""
+    near: str = ""
     argv: tuple[str, ...] = ()
 
 
@@ -113,7 +113,7 @@ class MidstreamSandbox(SandboxEnvironment):
 
     @classmethod
     def open(cls) -> None:
-        """Choose the sandbox of this machine. Raises `UnsupportedError` if there is none."""
+        """Choose the sandbox of this machine. Raises `UnsupportedError` where none works."""
         limits = CodeLimits(
             workers=os.cpu_count() or 1,
             # The wall clock decides: commands state its limit.
@@ -164,7 +164,7 @@ class MidstreamSandbox(SandboxEnvironment):
             if file not in self._files:
                 words = f"{cmd[0]}: can't open file '{asked.name}': [Errno 2] No such file or directory\n"
                 return ExecResult(False, 2, "", words)
-            asked.source, asked.beside = self._files[file].decode("utf-8", "replace"), posixpath.dirname(asked.name)
+            asked.source, asked.near = self._files[file].decode("utf-8", "replace"), posixpath.dirname(asked.name)
         sent = {
             **vars(asked),
             "cwd": place,
@@ -222,7 +222,7 @@ def command(cmd: list[str], given: bytes) -> Asked | None:
     words = [*cmd]
     if words and words[0] in SHELLS and words[-2:-1] == ["-c"] and set(words[1:-2]) <= {"--login", "-l"}:
         words = shlex.split(words[-1])
-    if not words or not posixpath.basename(words[0]).rstrip("0123456789.") == "python":
+    if not words or posixpath.basename(words[0]).rstrip("0123456789.") != "python":
         return None
     rest = words[1:]
     while rest and rest[0] in FLAGS:
