@@ -145,15 +145,12 @@ $(AGENTS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
 	  openai==3.54.0 openai-agents==0.24.0 langgraph==1.2.22 langchain==1.4.7 langchain-openai==1.7.3 anthropic==2.12.0
 	@touch $@
 
-# Libraries whose requirements exclude each other.
-$(ENVIRONMENTS)/.installed: $(VENV)/.created plugins/midstream-environments/pyproject.toml Makefile
+# Libraries whose requirements exclude each other: an environment for each line of the file.
+libraries = plugins/midstream-environments/tests/libraries.txt
+$(ENVIRONMENTS)/.installed: $(VENV)/.created plugins/midstream-environments/pyproject.toml $(libraries)
 	@echo "installing libraries of environments into $(ENVIRONMENTS): 3 GB, several minutes"
-	for each in 'games reasoning-gym==0.1.25 textarena==0.7.4 gymnasium==1.4.0' 'verifiers verifiers==0.4.0' \
-	  'verifiers01 verifiers==0.1.14' 'openenv openenv-core==0.3.0 openenv-dipg-safety==0.1.67' 'openenv10 openenv==0.10.0' \
-	  'inspect inspect-ai==0.3.285 inspect-evals==0.28.0'; do \
-	  'verifiers01 verifiers==0.1.14' 'openenv openenv-core==0.3.0' 'inspect inspect-ai==0.3.285 inspect-evals==0.26.0 openai email-validator'; do \
-	  set -e -- $$each; $(PYTHON) -m venv $(ENVIRONMENTS)/$$1; python=$(ENVIRONMENTS)/$$1/bin/python; shift; \
-	  $$python -m pip install --quiet --disable-pip-version-check "$$@"; done
+	set -e; while read -r name packages; do $(PYTHON) -m venv $(ENVIRONMENTS)/$$name; \
+	  $(ENVIRONMENTS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check $$packages; done < $(libraries)
 	@touch $@
 
 $(DOCS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile

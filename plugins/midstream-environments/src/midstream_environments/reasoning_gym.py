@@ -56,7 +56,6 @@ class ReasoningGymConfig(LibraryConfig):
 
     adapter = "reasoning_gym"
     library = "reasoning-gym"
-    tested = ("0.1.25",)
     tested = ("0.1.20", "0.1.25")
     endless = True
 
