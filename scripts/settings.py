@@ -43,6 +43,8 @@ from midstream.sandbox.code_runner import CodeRunnerConfig
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
+from midstream_environments.games import EpisodesConfig
+from midstream_environments.library import LibraryConfig
 from midstream_extra.schedule import Schedule
 from midstream_web.api import WebApiConfig
 from midstream_web.reading import EmbeddingsConfig, ReadingConfig
@@ -89,6 +91,7 @@ TABLES: dict[str, type[BaseModel]] = {
 
 # Likewise, in the README.md of a package in plugins/.
 OF_PLUGINS: dict[str, dict[str, type[BaseModel]]] = {
+    "midstream-environments": {"Every library": LibraryConfig, "Every library of episodes": EpisodesConfig},
     "midstream-extra": {"A schedule": Schedule},
     "midstream-web": {
         "Web requests": WebApiConfig,
