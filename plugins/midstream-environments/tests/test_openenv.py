@@ -154,6 +154,24 @@ def test_tools_are_offered_and_a_reply_without_a_call_ends_the_episode(source: A
     assert episode.outcome()["reward"] == pytest.approx(1.25)
 
 
+@pytest.mark.parametrize(("word", "raises"), [("invalid_args", False), ("timeout", True)])
+def test_a_tool_that_the_environment_cannot_ask_is_an_error_and_a_wrong_call_is_not(
+    source: Any, word: str, raises: bool
+) -> None:
+    words = source("tools")
+    episode = words.open(words.tasks("train")[0], seed=0)
+
+    async def play() -> Any:
+        (tool,) = (await episode.begin()).tools
+        return await tool.call({"word": word})
+
+    if raises:
+        with pytest.raises(InfrastructureError, match="too late"):
+            asyncio.run(play())
+    else:
+        assert not asyncio.run(play()).ok
+
+
 def test_an_episode_waits_until_its_server_has_room(source: Any) -> None:
     words = source(room=1)
 

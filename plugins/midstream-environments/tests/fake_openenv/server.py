@@ -49,6 +49,9 @@ def step(session, action):
     # With "luck", every second episode of a seed has rewards, whatever its agent does.
     reward = None if word == "free" else 0.25 if kind != "luck" else 0.25 * lucky[session]
     done = word == "stop" or sessions[session] == 4
+    if word in ("timeout", "invalid_args"):
+        error = {"error_type": word, "message": "too late"}
+        return {"observation": {"tool_name": "say", "result": None, "error": error}, "reward": None, "done": False}
     if kind == "tools":
         result = {"content": [{"type": "text", "text": word}], "is_error": word == "wrong"}
         return {"observation": {"tool_name": "say", "result": result, "error": None}, "reward": reward, "done": done}

@@ -46,6 +46,8 @@ UNREACHABLE = (OSError, ValueError)
 TOOL_FIELDS = {"type", "tool_name", "arguments"}
 # midstream limits the time of a call.
 NO_LIMIT_S = 1e9
+# Errors of a call that are the environment's, not those of what the agent asked for.
+BROKEN = ("transport_error", "timeout")
 SHAPE = """Each of your replies is one action: a JSON object that fits this schema, and nothing else.
 {schema}"""
 
@@ -336,9 +338,12 @@ def action_in(text: str) -> dict[str, Any]:
 
 
 def result_of_tool(observation: dict[str, Any]) -> dict[str, Any]:
-    """The text of a tool's result, and whether it is one."""
+    """The text of a tool's result, and whether it is one. Raises `RuntimeError` where the tool could not be asked."""
     if error := observation.get("error"):
-        return {"text": str(error.get("message") or error), "ok": False}
+        text = str(error.get("message") or error)
+        if error.get("error_type") in BROKEN:
+            raise RuntimeError(f"the tool {observation.get('tool_name')!r} failed ({error['error_type']}): {text}")
+        return {"text": text, "ok": False}
     result, ok = observation.get("result"), True
     if isinstance(result, dict) and isinstance(result.get("content"), list):
         ok = not (result.get("is_error") or result.get("isError"))
