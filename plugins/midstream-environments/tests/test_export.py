@@ -304,6 +304,29 @@ def test_verifiers_0_4_gives_the_same_rewards(own, tmp_path, interpreter):
     assert len(scores) == 7
 
 
+@pytest.mark.parametrize("name", ["verifiers01", "verifiers"])
+def test_a_reward_that_raises_is_an_error_in_verifiers(own, tmp_path, interpreter, name):
+    python = interpreter(name)
+    recipe = changed_recipe(str(own), reward=f"{own.parent}/my_rewards.py:broken")
+    out, replies = tmp_path / "other_world", tmp_path / "replies.json"
+    export(recipe, form="verifiers", out=out, split="test", count=1)
+    replies.write_text(json.dumps(scripted(out / "other_world" / "world", "shout", "text")))
+    variables = installed(python, out, tmp_path / "site")
+    with served(replies) as address:
+        words = ["--model", "m", "--client.base-url", address, "--client.api-key-var", "KEY"]
+        command = [python.with_name("vf-eval"), "other-world", *words]
+        command = [python, "-c", CLASSIC, address] if name == "verifiers01" else command
+        ran = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=True)
+    if name == "verifiers01":
+        [[_, _, error]] = json.loads(ran.stdout.splitlines()[-1])
+    else:
+        [traces] = (tmp_path / "outputs").rglob("traces.jsonl")
+        [trace] = json.loads(traces.read_text())["traces"]
+        assert not trace["ok"]
+        error = trace["errors"]
+    assert "a bug in the reward" in json.dumps(error)
+
+
 OPENENV = """
 import json, sys
 from other_world import WorldAction, WorldClient
