@@ -4,7 +4,8 @@ import pytest
 
 import toys  # noqa: F401
 from midstream import api
-from midstream.core.errors import InfrastructureError
+from midstream.core.errors import InfrastructureError, RecipeError
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import parse_recipe
 
 
@@ -39,7 +40,7 @@ def success(tmp_path, **changes):
     return [*run.trajectories()], result
 
 
-@pytest.mark.parametrize("agent", [{}, {"agent": LOOP}], ids=["scorer", "own loop"])
+@pytest.mark.parametrize("agent", [{}, {"agent": LOOP, "tasks": {"type": "toy_loop"}}], ids=["scorer", "own loop"])
 def test_questions_are_answered_and_scored(tmp_path, agent):
     trajectories, result = success(tmp_path, **agent)
     assert (result.success, result.errors) == (1.0, 0)
@@ -50,13 +51,14 @@ def test_questions_are_answered_and_scored(tmp_path, agent):
 def test_episodes_are_played(tmp_path):
     trajectories, result = success(tmp_path, agent=CHAT, tasks={"type": "toy_episodes"})
     assert (result.success, result.errors) == (1.0, 0)
-    assert trajectories[0].outcome == {"reward": 1.0, "steps": 1}
+    assert trajectories[0].outcome == {"reward": 1.0, "steps": 1, "range": [0.0, 1.0]}
 
 
-@pytest.mark.parametrize("agent", [{}, {"agent": {**LOOP, "idle_s": 2.0}}], ids=["scorer", "own loop"])
+@pytest.mark.parametrize("agent", [{}, {"agent": LOOP}], ids=["scorer", "own loop"])
 def test_with_faults_in_three_of_ten_runs_none_is_lost_or_scored_by_default(tmp_path, agent):
     """One raises, one ends its process and what else runs there, one hangs; the next attempt is sound."""
-    tasks = {"type": "toy", "wrong": "faulty", "file": str(tmp_path / "mark"), "call_s": 2.0, "processes": 4}
+    own = "toy_loop" if agent else "toy"
+    tasks = {"type": own, "wrong": "faulty", "file": str(tmp_path / "mark"), "call_s": 2.0, "processes": 4}
     _, result = success(tmp_path, tasks=tasks, rollout={"max_attempts": 9, "concurrency": 8}, **agent)
     assert (result.success, result.errors) == (1.0, 0)
     assert len(list(tmp_path.glob("mark-*"))) > 5
@@ -64,4 +66,14 @@ def test_with_faults_in_three_of_ten_runs_none_is_lost_or_scored_by_default(tmp_
 
 def test_where_every_attempt_fails_a_run_is_an_error(tmp_path):
     with pytest.raises(InfrastructureError, match="a bug in the scorer"):
-        success(tmp_path, tasks={"type": "toy", "wrong": "raises"}, agent=LOOP)
+        success(tmp_path, tasks={"type": "toy_loop", "wrong": "raises"}, agent=LOOP)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "agent", "code"),
+    [("toy", LOOP, "setting-conflict"), ("toy_loop", None, "reward-does-not-fit"), ("toy_episodes", LOOP, None)],
+)
+def test_an_agent_that_does_not_fit_the_environment_is_refused(tasks, agent, code):
+    with pytest.raises(RecipeError) as caught:
+        resolve(recipe(tasks={"type": tasks}, **({"agent": agent} if agent else {})))
+    assert code is None or caught.value.code == code

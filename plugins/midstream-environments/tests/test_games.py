@@ -133,7 +133,7 @@ def test_a_game_that_cannot_be_played_here_is_refused_with_its_cause(
 ) -> None:
     config = TextArenaConfig.model_validate({"games": games, "python": interpreter("games")})
     with pytest.raises(RecipeError, match=re.escape(problem)):
-        library_of(config).start()
+        library_of(config).call("rows")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_game_that_cannot_be_played_here_is_refused_with_its_cause(
 def test_an_environment_that_is_no_text_is_refused(interpreter: Any, settings: dict[str, Any], problem: str) -> None:
     config = GymnasiumConfig.model_validate({**settings, "python": interpreter("games")})
     with pytest.raises(MidstreamError, match=problem):
-        library_of(config).start()
+        library_of(config).call("rows")
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_a_dataset_that_changes_with_each_load_is_an_error(interpreter, server):
 
     async def run():
         try:
-            await library.ask("run", limit_s=None, case=row["case"], seed=0, **session)
+            await library.run(case=row["case"], **session)
         finally:
             await library.close()
 

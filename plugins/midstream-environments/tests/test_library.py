@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from midstream.core.trajectory import Trajectory
 from midstream_environments.cases import Cases, case_of
 from midstream_environments.episodes import EpisodeCases
 from midstream_environments.library import Library, library_of
-from midstream_environments.reward import EnvironmentReward, EnvironmentRewardConfig
+from midstream_environments.reward import EnvironmentReward
 from toys import ToyConfig
 
 
@@ -23,6 +24,7 @@ def library():
 
     def make(**settings) -> Library:
         made.append(library_of(ToyConfig(**settings)))
+        made[-1].users += 1
         return made[-1]
 
     yield make
@@ -30,9 +32,9 @@ def library():
         asyncio.run(each.close())
 
 
-def score(library: Library, answer: str, **settings):
+def score(library: Library, answer: str):
     task = Cases(library).fixed("train", seed=0)[0]
-    reward = EnvironmentReward(EnvironmentRewardConfig(**settings))
+    reward = EnvironmentReward()
     reward.check(task)
     return task, asyncio.run(reward.score(task, Trajectory(id="1", task_id=task.id, answer=answer)))
 
@@ -71,7 +73,7 @@ def test_a_question_of_the_test_split_is_left_out_of_training(library):
 )
 def test_a_library_that_cannot_be_loaded_is_an_error(library, wrong, kind, code):
     with pytest.raises(kind) as caught:
-        library(wrong=wrong, load_s=1.0).start()
+        library(wrong=wrong, load_s=1.0 if wrong == "load hangs" else 60.0).call("rows")
     assert caught.value.code == code
 
 
@@ -79,7 +81,7 @@ def test_a_library_that_cannot_be_loaded_is_an_error(library, wrong, kind, code)
     ("wrong", "code", "words"),
     [
         ("raises", "reward-failed", "a bug in the scorer"),
-        ("hangs", "reward-failed", "hangs"),
+        ("hangs", "reward-failed", "more than 1 s"),
         ("exits", "reward-failed", "noise of the library"),
         ("nan", "reward-not-finite", "nan"),
         ("text", "reward-not-finite", "good"),
@@ -94,7 +96,7 @@ def test_a_scorer_that_fails_is_an_error_and_no_reward(library, wrong, code, wor
 
 
 def test_the_range_of_an_environment_becomes_0_to_1(library):
-    assert score(library(wrong="high"), "0", range=(-2.0, 6.0))[1].value == 0.5
+    assert score(library(wrong="high", range=(-2.0, 6.0)), "0")[1].value == 0.5
 
 
 def test_after_a_process_ended_the_next_call_has_a_new_one(library):
@@ -103,23 +105,24 @@ def test_after_a_process_ended_the_next_call_has_a_new_one(library):
     async def twice():
         for _ in range(2):
             with pytest.raises(InfrastructureError):
-                await toy.ask("score", limit_s=20.0, case="1", answer="2")
-        return await toy.ask("rows", limit_s=20.0)
+                await toy.ask("score", case="1", answer="2")
+        return await toy.ask("rows")
 
     assert len(asyncio.run(twice())) == 40
 
 
 def test_a_call_that_is_cancelled_and_does_not_end_ends_its_process(library):
-    toy = library(wrong="hangs")
-    process = toy.start()
+    toy = library(wrong="hangs", call_s=1.0)
 
     async def cancelled():
-        call = asyncio.ensure_future(toy.ask("score", process=process, limit_s=None, case="1", answer="2"))
+        process = await toy.hold()
+        call = asyncio.ensure_future(toy.ask("score", process=process, case="1", answer="2"))
         await asyncio.sleep(0.2)
         call.cancel()
         await asyncio.wait({call})
+        return process
 
-    asyncio.run(cancelled())
+    process = asyncio.run(cancelled())
     until = time.monotonic() + 30
     while not process.gone and time.monotonic() < until:
         time.sleep(0.05)
@@ -142,8 +145,12 @@ def test_a_version_that_was_not_tested_is_named_once(library, caplog, monkeypatc
     monkeypatch.setattr(ToyConfig, "tested", ("0.1", "0.2"))
     with caplog.at_level(logging.WARNING, "midstream.environments"):
         toy = library(count=3, processes=2)
-        toy.start()
-        toy.start()
+
+        async def two():
+            return [await toy.hold(), await toy.hold()]
+
+        first, second = asyncio.run(two())
+    assert first is not second
     assert [record.getMessage().split()[0] for record in caplog.records] == ["toy"]
 
 
@@ -190,3 +197,53 @@ def test_tasks_of_other_sources_are_refused(library):
     with pytest.raises(MidstreamError) as caught:
         case_of(task.model_copy(update={"metadata": {}}))
     assert caught.value.code == "task-unfit"
+
+
+def test_a_call_that_a_library_does_not_have_is_an_error(library):
+    with pytest.raises(InfrastructureError, match="nothing_like_it"):
+        asyncio.run(library().ask("nothing_like_it"))
+
+
+def test_a_scorer_that_holds_the_interpreter_does_not_block_midstream(library):
+    """Its process reads nothing then, and answers wait in midstream until the call has taken too long."""
+    toy, clock = library(wrong="backtracks", call_s=1.0), []
+
+    async def tick():
+        while True:
+            clock.append(time.monotonic())
+            await asyncio.sleep(0.05)
+
+    async def many():
+        ticking = asyncio.ensure_future(tick())
+        found = await asyncio.gather(
+            *(toy.ask("score", case="1", answer="a" * 200_000) for _ in range(8)), return_exceptions=True
+        )
+        ticking.cancel()
+        return found
+
+    found = asyncio.run(many())
+    assert all(isinstance(each, InfrastructureError) for each in found)
+    assert max(later - earlier for earlier, later in pairwise(clock)) < 10
+
+
+def test_a_loop_that_is_stuck_ends_its_process(library):
+    toy = library(wrong="run hangs", call_s=1.5)
+    with pytest.raises(InfrastructureError) as caught:
+        asyncio.run(toy.run(case="1", base_url="", api_key="", model=""))
+    assert caught.value.code == "environment-timeout"
+
+
+def test_an_own_loop_cleans_up_when_its_process_is_closed(library, tmp_path):
+    toy = library(wrong="cleans", file=str(tmp_path / "cleaned"))
+
+    async def closed():
+        process = await toy.hold()
+        running = asyncio.ensure_future(toy.run(case="1", base_url="", api_key="", model=""))
+        while not process.load > 1:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        await toy.close()
+        await asyncio.wait({running})
+
+    asyncio.run(closed())
+    assert (tmp_path / "cleaned").exists()

@@ -286,7 +286,7 @@ def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(
         "max_turns": 3,
         "episodes": 100,
     }
-    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 60}], "reward.range": [0, 20]}
+    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 60}], "tasks.range": [0, 20]}
     done = evaluated(tmp_path, "openenv", tasks, player="echo", **settings)
     assert not [one.error for one in done if one.status != "ok"]
     said = [[text.strip() for text in replies(one)] for one in done]
@@ -311,7 +311,7 @@ def test_scores_of_a_published_environment_are_those_of_its_client(
         "observation": ["context", "question"],
         "episodes": 100,
     }
-    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 40}], "reward.range": [-100, 100]}
+    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 40}], "tasks.range": [-100, 100]}
     done = evaluated(tmp_path, "openenv", tasks, player="medic", **settings)
     assert not [one.error for one in done if one.status != "ok"]
     scores = run_script(python, OPENENV_LOOP, [replies(one) for one in done], "", "med_safety_gym.app", "llm_response")

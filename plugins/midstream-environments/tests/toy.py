@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -50,6 +51,8 @@ class Adapter:
                 raise RuntimeError("a bug in the scorer")
             case "hangs":
                 time.sleep(1000)
+            case "backtracks":
+                re.match(r"(a+)+$", "a" * 60 + "b")
             case "nan":
                 return {"reward": float("nan")}
             case "text":
@@ -74,15 +77,21 @@ class Adapter:
             "feedback": "seen",
         }
 
-    async def run(self, case: str, seed: int, base_url: str, api_key: str, model: str):
-        answer = await asyncio.to_thread(ask, f"{case} + {case}?", base_url, api_key, model)
+    async def run(self, case: str, base_url: str, api_key: str, model: str):
         if self.wrong == "run hangs":
             # In the event loop, where no cancellation reaches it.
             time.sleep(1000)
+        if self.wrong == "cleans":
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                await asyncio.sleep(0.3)
+                open(self.file, "w").close()
+        answer = await asyncio.to_thread(ask, f"{case} + {case}?", base_url, api_key, model)
         return {"answer": answer, **self.score(case, answer)}
 
-    def open(self, episode: str, case: str, seed: int):
-        random.seed(seed)
+    def open(self, episode: str, case: str):
+        random.seed(int(case))
         self.episodes[episode] = [int(case), 0]
         tools = [{"name": "draw", "description": "A random digit."}]
         return {"system": "You guess.", "text": f"A number up to {case}?", "tools": tools, "outcome": {"reward": 0.0}}

@@ -11,6 +11,7 @@ from midstream_environments.library import LibraryConfig
 class ToyConfig(LibraryConfig):
     adapter = str(Path(__file__).with_name("toy"))
     library = "toy"
+    module = "no_such_library"
     tested = ("9.0", "9.1", "9.2")
 
     wrong: str = ""
@@ -21,12 +22,18 @@ class ToyConfig(LibraryConfig):
         return Cases(self.opened(context))
 
 
+class ToyLoopConfig(ToyConfig):
+    scores = "own loop"
+
+
 class ToyEpisodesConfig(ToyConfig):
     dialogues = True
+    scores = "episodes"
 
     def build(self, context):
         return EpisodeCases(self.opened(context))
 
 
 register("tasks", "toy", ToyConfig)
+register("tasks", "toy_loop", ToyLoopConfig)
 register("tasks", "toy_episodes", ToyEpisodesConfig)

@@ -7,6 +7,7 @@ answer; an environment with tools offers them instead, or too. The outcome is th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,7 @@ from midstream.core.source import Dialogue, UserTurn
 from midstream.core.task import Task
 from midstream.core.tool import Tool, ToolResult
 from midstream_environments.cases import Cases, case_of
+from midstream_environments.process import Process
 
 # Until an environment that has no room for another episode is asked again.
 _WAIT_S = 0.2
@@ -28,26 +30,33 @@ class EpisodeCases(Cases):
     """Cases that are episodes (`core.source.Dialogues`)."""
 
     def open(self, task: Task, *, seed: int) -> Episode:
-        """Open a new episode of a task."""
-        return Episode(self, task, seed)
+        """Open a new episode of a task, whose case decides what is in it: all attempts have the same."""
+        return Episode(self, task)
 
 
 class Episode(Dialogue):
     """One episode under way, in one process of the library."""
 
-    def __init__(self, source: EpisodeCases, task: Task, seed: int) -> None:
-        self._library, self._case, self._seed = source.library, case_of(task)[1], seed
+    def __init__(self, source: EpisodeCases, task: Task) -> None:
+        self._library, self._case = source.library, case_of(task)[1]
         self.system = ""
         self._name = uuid4().hex
-        self._process: Any = None
+        self._process: Process | None = None
         self._tools: dict[str, Tool] = {}
         self._outcome: dict[str, JsonValue] = {}
 
     async def begin(self) -> UserTurn:
         """Reset the environment; its first observation."""
-        while (opened := await self._ask("open", case=self._case, seed=self._seed % 2**31)).get("full"):
-            # Another process may have room. How long a run waits is limited by its deadline.
+        until = time.monotonic() + self._library.config.call_s
+        while (opened := await self._ask("open", case=self._case)).get("full"):
+            # Another process may have room. Where a model in process waits for all runs, none may ever come.
             self._leave()
+            if time.monotonic() > until:
+                raise InfrastructureError(
+                    f"{self._library.config.library} had no room for an episode for {self._library.config.call_s:g} s",
+                    code="environment-full",
+                    fix="lower rollout.concurrency, or let its server hold more sessions",
+                )
             await asyncio.sleep(_WAIT_S)
         self.system = str(opened.get("system") or "")
         return self._turn(opened)
@@ -63,8 +72,8 @@ class Episode(Dialogue):
         return ToolResult(text=str(said.get("text") or ""), ok=bool(said.get("ok", True)))
 
     def outcome(self) -> dict[str, JsonValue]:
-        """`reward` and what else the adapter says after the latest step."""
-        return self._outcome
+        """`reward` and what else the adapter says after the latest step, and the `range` of the reward."""
+        return {**self._outcome, "range": [*self._library.config.range]}
 
     async def close(self) -> None:
         """Close the environment."""
@@ -77,15 +86,13 @@ class Episode(Dialogue):
     def _leave(self) -> None:
         """Be no longer under way in a process."""
         if self._process is not None:
-            self._process.episodes -= 1
+            self._process.hold(-1)
         self._process = None
 
     async def _ask(self, name: str, **arguments: JsonValue) -> Any:
         if self._process is None:
-            self._process = await self._library.started()
-            self._process.episodes += 1
-        limit_s = self._library.config.call_s
-        return await self._library.ask(name, process=self._process, limit_s=limit_s, episode=self._name, **arguments)
+            self._process = await self._library.hold()
+        return await self._library.ask(name, process=self._process, episode=self._name, **arguments)
 
     def _turn(self, said: Mapping[str, Any]) -> UserTurn:
         self._outcome = said.get("outcome") or self._outcome

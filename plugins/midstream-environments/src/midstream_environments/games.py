@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 
 from midstream.components.component import Context
 from midstream_environments.episodes import EpisodeCases
-from midstream_environments.library import LibraryConfig
+from midstream_environments.library import LibraryConfig, Scores
 
 
 class EpisodesConfig(LibraryConfig):
@@ -27,6 +27,7 @@ class EpisodesConfig(LibraryConfig):
     """
 
     dialogues = True
+    scores: ClassVar[Scores] = "episodes"
 
     max_turns: int = Field(default=100, ge=1)
     unfinished: float | None = None
@@ -45,6 +46,7 @@ class TextArenaConfig(EpisodesConfig):
     """
 
     adapter: ClassVar[str] = "textarena"
+    module: ClassVar[str] = "textarena"
     library: ClassVar[str] = "textarena"
     tested: ClassVar[tuple[str, ...]] = ("0.7.4",)
 
@@ -63,6 +65,7 @@ class GymnasiumConfig(EpisodesConfig):
     """
 
     adapter: ClassVar[str] = "gymnasium"
+    module: ClassVar[str] = "gymnasium"
     library: ClassVar[str] = "gymnasium"
     tested: ClassVar[tuple[str, ...]] = ("1.4.0",)
 

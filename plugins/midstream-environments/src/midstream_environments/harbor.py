@@ -74,6 +74,7 @@ class HarborConfig(TasksConfig):
         runtime: `docker`, `podman`, or the first of them that answers
         command_s: seconds of one command of the agent
         reward_key: of a verifier that writes several rewards, the one that counts; the others are its parts
+        range: the lowest and the highest reward, which become 0 and 1
     """
 
     dialogues = True
@@ -84,6 +85,7 @@ class HarborConfig(TasksConfig):
     runtime: Literal["auto", "docker", "podman"] = "auto"
     command_s: float = Field(default=180.0, gt=0)
     reward_key: str = "reward"
+    range: tuple[float, float] = (0.0, 1.0)
 
     def check_machine(self, where: str) -> None:
         """Check, for `--dry-run`, that a container runtime answers."""

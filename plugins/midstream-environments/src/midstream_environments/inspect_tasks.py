@@ -30,6 +30,8 @@ class InspectConfig(LibraryConfig):
     """
 
     adapter = "inspect_ai"
+    module = "inspect_ai"
+    scores = "own loop"
     library = "inspect"
     tested = ("0.3.285",)
 

@@ -25,6 +25,7 @@ class OpenEnvConfig(EpisodesConfig):
     """
 
     adapter: ClassVar[str] = "openenv"
+    module: ClassVar[str] = "openenv"
     library: ClassVar[str] = "openenv"
     tested: ClassVar[tuple[str, ...]] = ("0.3.0", "0.10.0")
 

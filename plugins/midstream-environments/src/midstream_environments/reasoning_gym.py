@@ -55,6 +55,7 @@ class ReasoningGymConfig(LibraryConfig):
     """
 
     adapter = "reasoning_gym"
+    module = "reasoning_gym"
     library = "reasoning-gym"
     tested = ("0.1.20", "0.1.25")
     endless = True

@@ -20,6 +20,8 @@ class VerifiersConfig(LibraryConfig):
     """
 
     adapter = "verifiers"
+    module = "verifiers"
+    scores = "own loop"
     library = "verifiers"
     tested = ("0.1.14", "0.4.0")
 

@@ -10,8 +10,8 @@ with the settings. Lines of JSON go both ways over the socket:
     {"began": 1}     {"id": 1, "result": {"reward": 1.0}}     {"id": 1, "error": {"type": ..., "text": ...}}
 
 Methods that are `async` run next to each other. Others have one thread and run one after the other. Those of one
-episode (an argument `episode`) draw from random states of their own, so that episodes next to each other repeat.
-What the library prints goes to standard error, and it finds nothing in standard input.
+episode (an argument `episode`) draw from random states of their own, so that concurrent episodes are reproducible.
+What the library prints goes to standard error, and its standard input is empty.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ import inspect
 import json
 import os
 import random
+import signal
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 JsonObject = dict[str, Any]
+_ALIVE_S = 1.0
 
 
 class RandomStates:
@@ -88,7 +91,13 @@ class Worker:
             loop.call_soon_threadsafe(closed.set)
 
         threading.Thread(target=read, daemon=True).start()
-        await closed.wait()
+        # Calls that are under way are cancelled then, so that they can clean up.
+        loop.add_signal_handler(signal.SIGTERM, closed.set)
+        while not closed.is_set():
+            # A loop that is stuck does not say so.
+            self.send({"alive": True})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(closed.wait(), _ALIVE_S)
 
     def _begin(self, message: JsonObject) -> None:
         """Begin a call, or cancel one."""
@@ -96,7 +105,7 @@ class Worker:
             if task := self._tasks.get(message["cancel"]):
                 task.cancel()
             return
-        method = getattr(self._adapter, message["call"])
+        method = getattr(self._adapter, message["call"], None)
         task = asyncio.create_task(self._answer(message, method))
         self._all.add(task)
         task.add_done_callback(self._all.discard)
@@ -105,9 +114,11 @@ class Worker:
             self._tasks[message["id"]] = task
             task.add_done_callback(lambda _: self._tasks.pop(message["id"], None))
 
-    async def _answer(self, message: JsonObject, method: Callable[..., Any]) -> None:
+    async def _answer(self, message: JsonObject, method: Callable[..., Any] | None) -> None:
         """Do one call, and send its result or error."""
         try:
+            if method is None:
+                raise NotImplementedError(f"this library has no {message['call']!r}")
             if inspect.iscoroutinefunction(method):
                 self.send({"began": message["id"]})
                 result = await method(**message["arguments"])
@@ -133,11 +144,18 @@ class Worker:
 
 
 def described(error: BaseException) -> JsonObject:
-    """An error as data: its type, its text, and the place that raised it."""
+    """An error as data: its type, text and code, if it has one, and the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-    return {"type": type(error).__name__, "text": str(error)[:2000], "where": where, "missing": missing}
+    code = getattr(error, "code", "")
+    return {
+        "type": type(error).__name__,
+        "text": str(error)[:2000],
+        "code": code if isinstance(code, str) else "",
+        "where": where,
+        "missing": missing,
+    }
 
 
 def load(path: str, settings: JsonObject) -> tuple[Any, str]:
@@ -147,6 +165,8 @@ def load(path: str, settings: JsonObject) -> tuple[Any, str]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["midstream_adapter"] = module
+    # Loops of some libraries draw from the generators that all share.
+    random.seed(0)
     spec.loader.exec_module(module)
     adapter = module.Adapter(**settings)
     try:

@@ -67,7 +67,7 @@ class Adapter:
             for seed in range(self._episodes)
         ]
 
-    def open(self, episode: str, case: str, seed: int) -> dict[str, Any]:
+    def open(self, episode: str, case: str) -> dict[str, Any]:
         """Make the environment, and reset it with the seed of the case, so that all attempts have the same."""
         random.seed(int(case))
         numpy.random.seed(int(case))

@@ -79,7 +79,7 @@ class Adapter:
             rows.append(row)
         return rows
 
-    async def run(self, case: str, seed: int, base_url: str, api_key: str, model: str) -> JsonObject:
+    async def run(self, case: str, base_url: str, api_key: str, model: str) -> JsonObject:
         """Run one sample; the session's gateway draws the seeds of its requests."""
         if (sample := self._samples.get(case)) is None:
             raise ValueError(

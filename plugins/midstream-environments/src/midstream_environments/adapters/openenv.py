@@ -90,7 +90,7 @@ class Adapter:
             for seed in range(self._episodes)
         ]
 
-    async def open(self, episode: str, case: str, seed: int) -> dict[str, Any]:
+    async def open(self, episode: str, case: str) -> dict[str, Any]:
         """Begin a session and reset it, or say that there is no room for another one."""
         async with self._starting:
             if self._server.ended:

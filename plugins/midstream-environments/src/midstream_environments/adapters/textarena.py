@@ -48,7 +48,7 @@ class Adapter:
             for seed in range(self._episodes)
         ]
 
-    def open(self, episode: str, case: str, seed: int) -> dict[str, Any]:
+    def open(self, episode: str, case: str) -> dict[str, Any]:
         """Reset the game of a case. Its seed decides what it holds, so that all attempts have the same."""
         number, game = case.split(" ", 1)
         self._open[episode] = [made(game, int(number)), 0]

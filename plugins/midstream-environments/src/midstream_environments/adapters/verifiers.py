@@ -176,7 +176,7 @@ class Tasksets:
             )
         return distinct(rows)
 
-    async def run(self, case: str, seed: int, base_url: str, api_key: str, model: str) -> JsonObject:
+    async def run(self, case: str, base_url: str, api_key: str, model: str) -> JsonObject:
         """One episode of the environment, whose model is the session's."""
         vf = self._vf
         if not self._tasks:
@@ -275,7 +275,7 @@ class Environments:
                 )
         return distinct(rows)
 
-    async def run(self, case: str, seed: int, base_url: str, api_key: str, model: str) -> JsonObject:
+    async def run(self, case: str, base_url: str, api_key: str, model: str) -> JsonObject:
         """One rollout of the environment, whose client asks the session, scored by its rubric."""
         import openai
         import verifiers as vf
