@@ -73,7 +73,7 @@ def score_of(said: Mapping[str, Any], scale: tuple[float, float] = (0.0, 1.0)) -
         raise RewardError(
             f"the environment gave a reward of {value:g}, outside of {low:g} to {high:g}",
             code="reward-out-of-range",
-            fix="set reward.range to the environment's lowest and highest reward",
+            fix="set its lowest and highest reward: reward.range, of an environment's own loop agent.range",
             retryable=False,
         )
     parts = {name: float(part) for name, part in (said.get("parts") or {}).items() if _is_number(part)}
