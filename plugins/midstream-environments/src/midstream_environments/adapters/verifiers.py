@@ -111,7 +111,7 @@ class Tasksets:
     def __init__(self, name: str, arguments: JsonObject, env: JsonObject, count: int | None) -> None:
         import verifiers.v1 as vf
 
-        # A harness is a program that uv prepares, which may be installed beside the library.
+        # A harness is a program that uv prepares, which may be installed next to the library.
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         self._vf, self._name, self._count, self._sessions = vf, name, count, itertools.count(1)
         self._config = self._configured(name, arguments, env)
