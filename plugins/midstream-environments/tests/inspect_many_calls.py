@@ -21,7 +21,7 @@ async def call(case, limit_s=None):
     try:
         async with asyncio.timeout(limit_s):
             await made.run(case, 0, base_url, "none", "m")
-    except Exception as error:
+    except (RuntimeError, TimeoutError) as error:
         return f"{type(error).__name__} {error}"
 
 

@@ -156,15 +156,15 @@ def test_two_hundred_multiple_choices_have_the_scores_of_inspects_own_run(interp
 
 def test_tool_loops_of_agentdojo_have_the_scores_of_inspects_own_run(interpreter, server, tmp_path):
     python, task, scorer = interpreter("inspect"), "inspect_evals/agentdojo", "injection_task_scorer"
-    arguments = {"workspace": "slack", "with_sandbox_tasks": "no"}
+    arguments = {"workspace": "slack", "with_sandbox_tasks": "no", "injection_task_ids": [1, 3]}
     score = f"{scorer}.utility"
     theirs = own(python, server, task, arguments, score=score)
     ours = rewards(recipe(python, server, task, arguments=arguments, score=score), tmp_path / "run")
     assert {name: each.value for name, each in ours.items()} == theirs
-    assert len(theirs) == 100
-    assert 5 < sum(theirs.values()) < 95
+    assert len(theirs) == 40
+    assert 1 < sum(theirs.values()) < 39
     security = [each.parts[f"{scorer}.security"] for each in ours.values()]
-    assert 0 < sum(security) < 100
+    assert 0 < sum(security) < 40
 
 
 def test_each_scorer_is_a_part_and_the_first_is_the_reward(interpreter, server, tmp_path):

@@ -96,8 +96,8 @@ class Adapter:
                     # The gateway's engine tries again.
                     config=GenerateConfig(max_retries=0),
                     memoize=False,
-                    # The gateway is on this machine: no proxy leads there, and no certificate.
-                    http_client=DefaultAsyncHttpxClient(trust_env=False, verify=False),
+                    # The gateway is on this machine: no proxy leads there, and no certificate. Its deadlines hold.
+                    http_client=DefaultAsyncHttpxClient(trust_env=False, verify=False, timeout=None),
                 )
                 return await opened.enter_async_context(found)
 
@@ -280,7 +280,7 @@ def made(name: str, arguments: JsonObject) -> Task:
         raise ValueError(f"tasks.task names a file: name its task, too: {path}@NAME")
     file = Path(path).absolute()
     with beneath(file.parent):
-        loaded(file, file.stem)
+        loaded(file, f"midstream_task_{file.stem}")
         task = registry_create("task", function, **arguments)
         assert isinstance(task, Task)
         return task
