@@ -151,6 +151,10 @@ $(ENVIRONMENTS)/.installed: $(VENV)/.created plugins/midstream-environments/pypr
 	@echo "installing libraries of environments into $(ENVIRONMENTS): 3 GB, several minutes"
 	set -e; while read -r name packages; do $(PYTHON) -m venv $(ENVIRONMENTS)/$$name; \
 	  $(ENVIRONMENTS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check $$packages; done < $(libraries)
+	@# Those that run exported packages, which use midstream.
+	set -e; for name in verifiers verifiers01 openenv openenv10; do \
+	  $(ENVIRONMENTS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -e . -e plugins/midstream-worlds -e plugins/midstream-environments; done
 	@touch $@
 
 $(DOCS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile

@@ -353,10 +353,11 @@ print(json.dumps(rewards))
 
 
 @pytest.mark.parametrize(
-    ("recipe", "tool", "argument", "count"), [("", "shout", "text", 57), ("text-tiny", "local_search", "query", 63)]
+    ("name", "recipe", "tool", "argument", "count"),
+    [("openenv10", "", "shout", "text", 57), ("openenv", "text-tiny", "local_search", "query", 63)],
 )
-def test_openenv_gives_the_same_rewards(own, tmp_path, interpreter, recipe, tool, argument, count):
-    python = interpreter("openenv")
+def test_openenv_gives_the_same_rewards(own, tmp_path, interpreter, name, recipe, tool, argument, count):
+    python = interpreter(name)
     out, world, rows, replies = compared(own, tmp_path, "openenv", count, recipe, tool, argument)
     variables = installed(python, out, tmp_path / "site")
     cases = tmp_path / "cases.json"

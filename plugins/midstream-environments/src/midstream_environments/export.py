@@ -39,7 +39,11 @@ Form = Literal["verifiers", "openenv", "jsonl"]
 FORMS: tuple[Form, ...] = ("verifiers", "openenv", "jsonl")
 # The files of an exported package, in a folder for each project; those that end in `.in` have places for words.
 _TEMPLATES = Path(__file__).parent / "templates"
-_NEEDS = {"verifiers": "verifiers>=0.1.14,<0.5", "openenv": "openenv-core>=0.3,<0.4"}
+# verifiers 0.4 makes the interpreter of its harness with uv.
+_NEEDS = {
+    "verifiers": {"uv>=0.5", "verifiers>=0.1.14,!=0.2.*,!=0.3.*,<0.5"},
+    "openenv": {"openenv>=0.10,<0.11"},
+}
 _A_RULE = "choose a rule: --reward NAME"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Fields of a row that `tasks.type = "file"` reads in a way of its own; where the row was.
@@ -137,7 +141,7 @@ def export(recipe: Recipe, *, form: Form, out: Path, split: Split | None = None,
         tools = [tool.name for tool in build.tools]
     files = _Files()
     table = _table(recipe, files)
-    needs = sorted(_distributions(recipe, table, files) | {_NEEDS[form]})
+    needs = sorted(_distributions(recipe, table, files) | _NEEDS[form])
     package = out / name
     for source in sorted((_TEMPLATES / form).rglob("*")):
         if source.is_file() and "__pycache__" not in source.parts:
