@@ -108,7 +108,7 @@ def test_the_reply_fills_the_only_text_field_and_rewards_add_up(source: Any) -> 
     assert re.fullmatch(r"Say a word \(\d+\)\.", said[0])
     assert episode.system == ""
     # 0.5 at the reset, 0.25 for two of the three steps.
-    assert episode.outcome() == {"reward": 1.0, "feedback": "", "turns": 3}
+    assert episode.outcome() == {"reward": 1.0, "feedback": "", "turns": 3, "range": [0.0, 1.0]}
     assert {task.family for task in words.tasks("train")} == {"Words"}
     assert played(source(reward="last"), "stop")[1].outcome()["reward"] == 0.25
 
@@ -123,7 +123,8 @@ def test_an_action_of_several_fields_is_json_and_a_wrong_one_is_answered(source:
     assert said[4] == "b (over)"
     assert '"times"' in episode.system
     assert "metadata" not in episode.system
-    assert episode.outcome() == {"reward": 1.0, "feedback": "the episode was not finished", "turns": 4}
+    outcome = {"reward": 1.0, "feedback": "the episode was not finished", "turns": 4, "range": [0.0, 1.0]}
+    assert episode.outcome() == outcome
     assert played(source("json", max_turns=1, unfinished=-1.0), "no")[1].outcome()["reward"] == -1.0
 
 
@@ -230,7 +231,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_cause(
     source: Any, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(RecipeError, match=problem):
-        source(**settings).library.start()
+        source(**settings).library.call("rows")
 
 
 def test_a_command_needs_a_port() -> None:

@@ -323,7 +323,7 @@ class HarborEpisode(Dialogue):
         self.system = _SYSTEM.strip()
         self.source, self.case = source, case
         self.container: Container | None = None
-        self._outcome: dict[str, JsonValue] = {}
+        self._outcome: dict[str, JsonValue] = {"range": [*source.config.range]}
         self._ended = False
         self._until = math.inf
 
@@ -355,7 +355,7 @@ class HarborEpisode(Dialogue):
     def outcome(self) -> dict[str, JsonValue]:
         """What the verifier says, from `close` on: it is asked for only where the agent's work has come to an end."""
         self._ended = True
-        return {**self._outcome, "range": [*self.source.config.range]}
+        return self._outcome
 
     async def close(self) -> None:
         """Run the verifier if the run has come to an end, at a limit too, as Harbor does; remove the container.

@@ -121,6 +121,9 @@ class Process:
                 except Exception as error:
                     self._error = error
                     self.end("it could not load the library")
+                    if self._connection is not None:
+                        self._lines.close()
+                        self._connection.close()
                     raise
                 finally:
                     self._server.close()
