@@ -323,7 +323,8 @@ class HarborEpisode(Dialogue):
         self.system = _SYSTEM.strip()
         self.source, self.case = source, case
         self.container: Container | None = None
-        self._outcome: dict[str, JsonValue] = {"range": [*source.config.range]}
+        # Without a reward until the verifier has run: were it lost, this would be an error, and no 0.
+        self._outcome: dict[str, JsonValue] = {"reward": None, "range": [*source.config.range]}
         self._ended = False
         self._until = math.inf
 
@@ -355,6 +356,7 @@ class HarborEpisode(Dialogue):
     def outcome(self) -> dict[str, JsonValue]:
         """What the verifier says, from `close` on: it is asked for only where the agent's work has come to an end."""
         self._ended = True
+        # This very table, not a copy: `close` adds the reward to it.
         return self._outcome
 
     async def close(self) -> None:
@@ -367,7 +369,6 @@ class HarborEpisode(Dialogue):
             return
         try:
             if self._ended:
-                # The trajectory holds this very table.
                 self._outcome.update(await verified(self.container, self.case, self.source.config.reward_key))
         finally:
             await self.container.close()
