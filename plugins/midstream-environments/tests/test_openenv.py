@@ -239,6 +239,7 @@ def test_a_command_needs_a_port() -> None:
         OpenEnvConfig.model_validate({"command": ["uvicorn", "app:app"]})
 
 
+@pytest.mark.slow
 def test_a_tiny_model_in_process_trains_on_episodes_and_observations_are_not_its_tokens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -48,7 +49,7 @@ CALLS = 500
 CLOSE_S = 10.0
 # midstream limits how many runs are under way.
 AT_ONCE = 10_000
-WORDS = ("c", "i", "p", "n", "yes", "no", "true", "false")
+LETTERS, WORDS = ("C", "I", "P", "N"), ("yes", "no", "true", "false")
 
 
 class Adapter:
@@ -376,9 +377,8 @@ def is_number(value: object) -> bool:
     """Whether inspect has a number for a value; others it makes 0, with a warning."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            float(value)
-            return True
-        return value.lower() in WORDS
+            return math.isfinite(float(value))
+        return value in LETTERS or value.lower() in WORDS
     return isinstance(value, bool | int | float)
 
 

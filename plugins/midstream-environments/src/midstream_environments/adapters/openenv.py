@@ -115,7 +115,7 @@ class Adapter:
         session = self._open[episode]
         session.turns += 1
         if self._tools:
-            session.over = True
+            session.left = True
             return self._turn(episode, "")
         try:
             action = {self._field: text} if self._field else action_in(text)
@@ -186,7 +186,7 @@ class Adapter:
 
     def _turn(self, episode: str, text: str) -> dict[str, Any]:
         session = self._open[episode]
-        over = session.over or session.turns >= self._max_turns
+        over = session.over or session.left or session.turns >= self._max_turns
         return {"text": text, "over": over, "outcome": self._outcome(session)}
 
     def _outcome(self, session: Session) -> dict[str, Any]:
@@ -197,10 +197,14 @@ class Adapter:
 
 
 class Session:
-    """An episode under way: its connection, and its rewards so far. A step without a reward adds 0."""
+    """An episode under way: its connection, and its rewards so far. A step without a reward adds 0.
+
+    It is `over` when the environment says so, and `left` by an agent that makes no more calls.
+    """
 
     def __init__(self, client: GenericEnvClient, first: Any) -> None:
-        self.client, self.turns, self.total, self.last, self.over = client, 0, 0.0, 0.0, False
+        self.client, self.turns, self.total, self.last = client, 0, 0.0, 0.0
+        self.over = self.left = False
         self.take(first)
 
     def take(self, result: Any) -> None:
@@ -280,6 +284,8 @@ class Server:
     def _keep(self, output: IO[bytes]) -> None:
         for line in output:
             self._printed.append(line.decode("utf-8", "replace").rstrip()[:300])
+            # For the error of a process that ends, or is not ready in time.
+            sys.stderr.buffer.write(line)
 
 
 class NoRoomError(Exception):

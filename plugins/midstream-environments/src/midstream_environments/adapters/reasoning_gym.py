@@ -87,13 +87,19 @@ class Adapter:
         """Items by number: `case`, `question` and `answer` of each, or the `problem` of one that cannot be made."""
         return [self._row(family, seed, number) for number in range(start, start + count)]
 
-    def score(self, case: str, answer: str) -> dict[str, float]:
+    def score(self, case: str, answer: str) -> dict[str, Any]:
         """The library's score of an answer."""
         family, seed, number, digest = case.split(" ")
         item = self._item(family, int(seed), int(number))
         if digest != _digest(item["question"]):
             raise RuntimeError(f"{family} made another item {number} of seed {seed} than before")
-        return {"reward": float(self._dataset(family, int(seed)).score_answer(answer, item))}
+        dataset = self._dataset(family, int(seed))
+        try:
+            return {"reward": float(dataset.score_answer(answer, item))}
+        except Exception as error:  # noqa: BLE001 - a scorer raises anything on an answer of a form that it cannot read
+            # Where it takes the item's own answer, the other answer is wrong; elsewhere the scorer is.
+            dataset.score_answer(item["answer"], item)
+            return {"reward": 0.0, "feedback": f"not in the form of an answer: {type(error).__name__}: {error}"}
 
     def _row(self, family: str, seed: int, number: int) -> dict[str, str]:
         try:

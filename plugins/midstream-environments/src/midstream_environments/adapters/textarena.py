@@ -115,7 +115,9 @@ def outcome_of(env: Any, turns: int, unfinished: float) -> dict[str, Any]:
     rewards, info = env.close()
     if rewards is None:
         return {"reward": unfinished, "feedback": "the game was not finished", "turns": turns}
-    return {"reward": rewards[0], "feedback": info[0].get("reason") or "", "turns": turns}
+    # Some games pay -1 for an invalid move, and 0 for a lost game.
+    reward = max(0.0, rewards[0]) if info[0].get("invalid_move") else rewards[0]
+    return {"reward": reward, "feedback": info[0].get("reason") or "", "turns": turns}
 
 
 def words_of(error: Exception) -> str:

@@ -6,6 +6,7 @@ keeps in its records, or counts as a reward of 0, are raised here.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import hashlib
@@ -21,16 +22,26 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTION = "verifiers"
+# Fields that number a row.
+NUMBERING = ("idx", "id", "index", "name")
 
 JsonObject = dict[str, Any]
 
 
 class Refused(ValueError):
-    """What of an environment midstream has nothing for."""
+    """The environment needs something that midstream does not map."""
+
+    code = "environment-not-mapped"
 
 
 class Failed(RuntimeError):
     """A rollout or its scoring failed, which verifiers says in its record."""
+
+
+class Unscored(Failed):
+    """A reward function failed."""
+
+    code = "environment-not-scored"
 
 
 def Adapter(environment: str, arguments: JsonObject, env: JsonObject, count: int | None) -> Any:
@@ -74,6 +85,16 @@ def case_in(cases: Mapping[str, Any], case: str) -> Any:
     if case not in cases:
         raise Failed("the environment has other rows in each process: give it a seed in tasks.arguments")
     return cases[case]
+
+
+def unnumbered(values: Any) -> Any:
+    """A row's values without those that only number it: equal rows are one task, which is in one split."""
+    if isinstance(values, str):
+        with contextlib.suppress(ValueError):
+            values = json.loads(values)
+    if not isinstance(values, Mapping):
+        return values
+    return {name: value for name, value in values.items() if name not in NUMBERING}
 
 
 def content_of(values: Any) -> str:
@@ -159,10 +180,10 @@ class Tasksets:
     def rows(self) -> list[JsonObject]:
         """Rows without a split, for a taskset has none."""
         taskset = self._taskset if self._count is None else self._taskset.take(self._count)
-        rows, numbering = [], ("idx", "id", "name")
+        rows = []
         for number, task in enumerate(taskset):
             data = task.data.model_dump(mode="json")
-            content = content_of([item for item in data.items() if item[0] not in numbering])
+            content = content_of(unnumbered(data))
             case = f"{number}-{content}"
             self._tasks[case] = task
             rows.append(
@@ -195,10 +216,6 @@ class Tasksets:
             del os.environ[variable]
         return scored(episode)
 
-    def score(self, case: str, answer: str) -> JsonObject:
-        """Refuse an answer of another agent."""
-        raise Refused("verifiers scores the runs of its own loop: agent = { type = 'environment' }")
-
 
 def text_answer(value: Any) -> str:
     """An answer as text."""
@@ -217,9 +234,9 @@ def scored(episode: Any) -> JsonObject:
     if episode.is_timeout or (trace.is_timeout and trace.stop_condition != "agent_timeout"):
         raise Failed(f"the environment took too long: {trace.stop_condition}")
     if missing := sorted(name for name, reward in trace.rewards.items() if reward is None):
-        raise Failed(f"not scored: {', '.join(missing)}")
+        raise Unscored(f"not scored: {', '.join(missing)}")
     if not trace.rewards:
-        raise Failed("the environment has no reward")
+        raise Unscored("the environment has no reward")
     parts = {name: value for name, value in trace.metrics.items() if value is not None}
     parts |= {name: reward.score for name, reward in trace.rewards.items()}
     return {"answer": trace.last_reply, "reward": trace.reward, "parts": parts}
@@ -249,6 +266,9 @@ class Environments:
             if rubric.has_group_rewards or rubric.has_advantages:
                 raise Refused(f"the rubric of {name!r} scores a group of rollouts at once: rewards of one are mapped")
             rubric.funcs = [watched(*pair) for pair in zip(rubric.funcs, rubric.weights, strict=True)]
+        weights = [weight for rubric in rubrics_of(self._environment) for weight in rubric.weights]
+        if not any(weights) or not self._environment.score_rollouts:
+            raise Refused(f"{name!r} gives no reward: its rubric has no function with a weight, or it does not score")
         self._rows: dict[str, JsonObject] = {}
         self._http: Any = None
 
@@ -260,7 +280,7 @@ class Environments:
         rows = []
         for split, dataset in (("train", train), ("test", test)):
             for number, row in enumerate([] if dataset is None else dataset.to_list()[: self._count]):
-                content = content_of([row["prompt"], row.get("answer"), row.get("info")])
+                content = content_of([row["prompt"], row.get("answer"), unnumbered(row.get("info"))])
                 case = f"{split}-{number}-{content}"
                 self._rows[case] = row
                 rows.append(
@@ -296,13 +316,9 @@ class Environments:
         if said["error"] is not None:
             raise Failed(f"the rollout failed: {said['error']}")
         if failures.rewards:
-            raise Failed(failures.rewards[0])
+            raise Unscored(failures.rewards[0])
         parts = {name: value for name, value in (said["metrics"] or {}).items() if name not in failures.metrics}
         return {"answer": last_reply(said["completion"]), "reward": said["reward"], "parts": parts}
-
-    def score(self, case: str, answer: str) -> JsonObject:
-        """Refuse an answer of another agent."""
-        raise Refused("verifiers scores the runs of its own loop: agent = { type = 'environment' }")
 
 
 def family_of(row: Mapping[str, Any]) -> str:
