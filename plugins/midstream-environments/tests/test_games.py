@@ -270,8 +270,7 @@ def test_episodes_next_to_each_other_are_those_of_their_seeds(interpreter: Any) 
     found = []
     for together in (True, False):
         config = TextArenaConfig.model_validate({"games": games, "episodes": 12, "python": interpreter("games")})
-        library = Library(config)
-        library.key = "games"
+        library = Library("games", config)
         found.append(asyncio.run(play(EpisodeCases(library), together)))
         ended(library)
     assert found[0] == found[1]

@@ -91,7 +91,7 @@ def case_of(task: Task) -> tuple[str, str]:
     return key, case
 
 
-def share_of(question: str, shares: Mapping[str, float]) -> str:
+def share_of(question: str, shares: Mapping[Any, float]) -> str:
     """The split that a hash of the question falls into."""
     place, reached = derive_seed("split", same_question(question)) / 2**63, 0.0
     for split, share in shares.items():
