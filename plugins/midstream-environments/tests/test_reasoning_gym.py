@@ -307,6 +307,7 @@ print(json.dumps(scores))
 """
 
 
+@pytest.mark.slow
 def test_no_scorer_runs_what_a_model_wrote(interpreter: Any, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     attacks = [
