@@ -117,6 +117,7 @@ def test_files_exist(document):
     }
     written_by_runs |= {"planner.json", "planner-NAME.svg"}
     own = {"convert_length.py", "my_tools.py", "my_rewards.py", "my_tasks.py", "my_model.py", "mine.toml"}
+    own |= {"task.toml", "instruction.md", "reward.json"}  # of tasks of Harbor
     unknown = [
         path
         for path in mentioned
@@ -225,7 +226,7 @@ def test_there_are_commands_of_each_kind():
 RECIPES = [
     "README.md",
     *(f"docs/{page}.md" for page in ("any-agent", "artist", "datasets", "lessons", "recipes", "scale", "tools")),
-    *(f"plugins/midstream-{name}/README.md" for name in ("benchmarks", "graphs", "optimizers")),
+    *(f"plugins/midstream-{name}/README.md" for name in ("benchmarks", "environments", "graphs", "optimizers")),
 ]
 
 

@@ -1,5 +1,8 @@
 """Recipes whose tasks are an environment's, evaluated whole: its scorer, its own loop, its episodes."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import toys  # noqa: F401
@@ -77,3 +80,13 @@ def test_an_agent_that_does_not_fit_the_environment_is_refused(tasks, agent, cod
     with pytest.raises(RecipeError) as caught:
         resolve(recipe(tasks={"type": tasks}, **({"agent": agent} if agent else {})))
     assert code is None or caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "library", ["gymnasium", "harbor", "inspect", "openenv", "reasoning-gym", "textarena", "verifiers"]
+)
+def test_a_user_writes_three_lines(library):
+    page = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    [block] = [block for block in blocks if f'extends = "{library}"' in block]
+    assert len(block.splitlines()) == 3

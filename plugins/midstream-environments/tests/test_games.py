@@ -191,7 +191,7 @@ def test_actions_and_observations_can_be_texts(words: Any) -> None:
     # It has no standard input, and its standard output is not the library's.
     assert found[3:] == ["nothing", "two (over)"]
     assert episode.system == "Description\nSay a word.\n\nEach of your replies is one action, and nothing else."
-    assert episode.outcome() == {"reward": 1.0, "feedback": "truncated", "turns": 4}
+    assert episode.outcome() == {"reward": 1.0, "feedback": "truncated", "turns": 4, "range": [0.0, 1.0]}
     assert said(source, "one")[0] == found[:2]
     assert said(words(reward="last", max_turns=1), "stop")[1].outcome()["feedback"] == "terminated"
     assert said(words(max_turns=1, unfinished=-2.0), "one")[1].outcome()["reward"] == -2.0
@@ -218,7 +218,7 @@ def test_an_environment_that_fails_is_an_error_and_the_next_episode_is_sound(
 def test_a_reward_that_is_no_number_is_an_error(words: Any) -> None:
     outcome = said(words(), "nan")[1].outcome()
     with pytest.raises(RewardError, match="nan"):
-        score_of(outcome)
+        score_of(outcome, (0.0, 1.0))
 
 
 def test_what_an_environment_starts_ends_with_it(words: Any) -> None:

@@ -30,7 +30,7 @@ _KEPT = 2000
 _FILES = "/tmp/.midstream"
 # The command has a process group of its own, so that it can be ended with all that it started, and its output goes to a
 # file: a server that it leaves behind keeps no pipe open. The last bytes of the output are printed, then a line that
-# tells the command's exit code from the runtime's.
+# keeps the command's exit code apart from the runtime's.
 _RUN = f"""mkdir -p /tmp; set -m
 bash -c "$1" </dev/null >{_FILES}-$2.out 2>&1 &
 set +m; echo $! >{_FILES}-$2.group

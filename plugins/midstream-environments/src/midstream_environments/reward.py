@@ -99,5 +99,5 @@ def score_of(said: Mapping[str, Any], scale: tuple[float, float]) -> Score:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number; True and False are none."""
+    """Whether a value is a finite number. True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
