@@ -239,7 +239,7 @@ def test_an_own_loop_cleans_up_when_its_process_is_closed(library, tmp_path):
     async def closed():
         process = await toy.hold()
         running = asyncio.ensure_future(toy.run(case="1", base_url="", api_key="", model=""))
-        while not process.load > 1:
+        while not process.busy > 1:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         await toy.close()

@@ -24,7 +24,7 @@ from pydantic import Field, JsonValue, field_validator
 from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError, UsageError
 from midstream.core.version import __version__
-from midstream_environments.process import Call, EnvironmentFailure, GoneError, Process, least_loaded
+from midstream_environments.process import Call, EnvironmentFailure, GoneError, Process
 
 _HERE = Path(__file__).parent
 # Processes that one call may see end before they begin it.
@@ -110,16 +110,18 @@ class Library:
         """
         with self._choosing:
             self._processes = [process for process in self._processes if not process.gone]
-            idle = [process for process in self._processes if not process.load]
+            idle = [process for process in self._processes if not process.busy]
             if not idle and len(self._processes) < self.config.processes:
                 self._processes.append(self._started())
-            process = least_loaded(self._processes)
+            process = min(self._processes, key=lambda process: process.busy)
             process.hold(+1)
         try:
-            self._warn_of(process.loaded().version)
+            try:
+                process.load()
+            except EnvironmentFailure as failure:
+                raise self._not_loaded(failure) from None
+            self._warn_of(process.version)
             yield process
-        except EnvironmentFailure as failure:
-            raise self._not_loaded(failure) if not process.version else failure from None
         finally:
             process.hold(-1)
 

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,7 +105,7 @@ class Process:
         self._output = threading.Thread(target=self._keep_output, daemon=True)
         self._output.start()
 
-    def loaded(self) -> Process:
+    def load(self) -> None:
         """Wait until the library is loaded. Raises what it raised, to everybody who waits.
 
         Raises:
@@ -117,7 +117,7 @@ class Process:
                 raise self._error
             if self._connection is None:
                 try:
-                    self._load()
+                    self._connect()
                 except Exception as error:
                     self._error = error
                     self.end("it could not load the library")
@@ -128,9 +128,8 @@ class Process:
                 finally:
                     self._server.close()
                     self._directory.cleanup()
-        return self
 
-    def _load(self) -> None:
+    def _connect(self) -> None:
         """Accept the process's connection, and read what became of the library."""
         until = time.monotonic() + self._load_s
         late = f"{self._what} was not loaded within {self._load_s:g} s"
@@ -227,8 +226,8 @@ class Process:
             self.held += change
 
     @property
-    def load(self) -> int:
-        """Calls, callers and episodes under way."""
+    def busy(self) -> int:
+        """How many calls, callers and episodes are under way."""
         return len(self._calls) + self.held
 
     def begin(self, name: str, arguments: Mapping[str, JsonValue]) -> Call:
@@ -293,8 +292,3 @@ def _environment() -> dict[str, str]:
         # The gateway is on this machine, where no proxy finds it.
         found[name] = ",".join(filter(None, (found.get(name), *LOOPBACK)))
     return found
-
-
-def least_loaded(processes: Sequence[Process]) -> Process:
-    """The process with the fewest calls and episodes."""
-    return min(processes, key=lambda process: process.load)
