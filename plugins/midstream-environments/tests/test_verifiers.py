@@ -46,7 +46,7 @@ def written(text):
 def recipe(python, module, server, *, arguments=None, agent=None, sets=("train", "validation", "test"), **tasks):
     table = {
         "name": "verifiers",
-        "agent": {"type": "environment", "engine": "model", "range": [0.0, 3.5], **(agent or {})},
+        "agent": {"type": "environment", "engine": "model", **(agent or {})},
         "engines": {"model": {"type": "openai_compatible", "model": "m", "base_url": server.base_url}},
         "tools": {},
         "reward": {"type": "environment"},
@@ -54,7 +54,7 @@ def recipe(python, module, server, *, arguments=None, agent=None, sets=("train",
         "rollout": {"max_attempts": 1, "concurrency": 16},
         "evaluation": {"temperatures": ["own"], "sets": [{"name": f"all-{name}", "split": name} for name in sets]},
     }
-    table["tasks"] |= tasks
+    table["tasks"] |= {"range": [0.0, 3.5], **tasks}
     return parse_recipe(table)
 
 
@@ -188,7 +188,13 @@ def test_what_is_not_mapped_is_refused(interpreter, environment, tasks, message)
 def test_a_step_of_grpo_trains_what_the_environment_asked(interpreter, tmp_path, environment, module):
     """The reward `short` differs between replies of a model that knows no sums."""
     python = str(interpreter(environment))
-    tasks = {"type": "verifiers", "environment": module, "arguments": {"count": 30}, "python": python}
+    tasks = {
+        "type": "verifiers",
+        "environment": module,
+        "arguments": {"count": 30},
+        "python": python,
+        "range": [0.0, 3.5],
+    }
     if module == OLD:
         tasks["arguments"]["families"] = ["sum", "double"]
     small = {"steps": 1, "tasks_per_step": 4, "group_size": 4, "warmup_steps": 1, "decay_steps": 0, "minibatches": 1}
@@ -197,7 +203,7 @@ def test_a_step_of_grpo_trains_what_the_environment_asked(interpreter, tmp_path,
     table = read_table(str(file))
     table |= {
         "tasks": tasks,
-        "agent": {"type": "environment", "engine": "policy", "range": [0.0, 3.5], "sampling": {"max_tokens": 24}},
+        "agent": {"type": "environment", "engine": "policy", "sampling": {"max_tokens": 24}},
         "reward": {"type": "environment"},
         "tools": {},
     }

@@ -237,7 +237,7 @@ async def runtime_of(wanted: str) -> Runtime:
         "tasks of Harbor run in containers, and no container runtime answers here",
         code="container-runtime-missing",
         cause="; ".join(said),
-        fix="start Docker or Podman; `midstream eval RECIPE --dry-run` reads the tasks without one",
+        fix="start Docker or Podman",
     )
 
 

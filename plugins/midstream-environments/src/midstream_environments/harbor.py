@@ -38,6 +38,7 @@ from midstream.sources.finite import SPLITS, Finite, Split
 from midstream.sources.records import BadRowError, Faults
 from midstream_environments.cases import share_of
 from midstream_environments.containers import Container, Machine, Runtime, failed, runtime_of
+from midstream_environments.library import Range
 
 # Where a task says nothing: Harbor's own.
 _TIMEOUT_S = 600.0
@@ -85,7 +86,7 @@ class HarborConfig(TasksConfig):
     runtime: Literal["auto", "docker", "podman"] = "auto"
     command_s: float = Field(default=180.0, gt=0)
     reward_key: str = "reward"
-    range: tuple[float, float] = (0.0, 1.0)
+    range: Range = (0.0, 1.0)
 
     def check_machine(self, where: str) -> None:
         """Check, for `--dry-run`, that a container runtime answers."""
@@ -276,7 +277,7 @@ def _memory(environment: Mapping[str, Any]) -> int | None:
     if "memory_mb" in environment or text is None:
         number = _number(environment, "memory_mb")
         return None if number is None else int(number)
-    found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)i?b?", str(text).lower())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(text).lower())
     if found is None:
         raise BadRowError(f'task.toml: memory must be such as "2G", not {text!r}')
     return int(float(found[1]) * _UNITS[found[2]])

@@ -10,16 +10,17 @@ import asyncio
 import hashlib
 import json
 import logging
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakValueDictionary
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import AfterValidator, Field, JsonValue
 
 from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError, UsageError
@@ -30,6 +31,14 @@ _HERE = Path(__file__).parent
 # Processes that one call may see end before they begin it.
 _TRIES = 3
 
+
+def _rises(found: tuple[float, float]) -> tuple[float, float]:
+    if found[0] >= found[1]:
+        raise ValueError("the lowest reward comes first, then the highest")
+    return found
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_rises)]
 # What a library gives rewards for.
 Scores = Literal["answers", "own loop", "episodes"]
 
@@ -57,14 +66,7 @@ class LibraryConfig(TasksConfig):
     processes: int = Field(default=1, ge=1, le=64)
     load_s: float = Field(default=300.0, gt=0)
     call_s: float = Field(default=60.0, gt=0)
-    range: tuple[float, float] = (0.0, 1.0)
-
-    @field_validator("range")
-    @classmethod
-    def _rises(cls, found: tuple[float, float]) -> tuple[float, float]:
-        if found[0] >= found[1]:
-            raise ValueError("the lowest reward comes first, then the highest")
-        return found
+    range: Range = (0.0, 1.0)
 
     @property
     def adapter_settings(self) -> dict[str, JsonValue]:
@@ -130,6 +132,12 @@ class Library:
         config = self.config
         adapter = _HERE / "adapters" / f"{config.adapter}.py"
         python = str(config.python or sys.executable)
+        if shutil.which(python) is None:
+            raise RecipeError(
+                f"tasks.python: there is no program {python!r}",
+                code="file-not-found",
+                fix=f"name an interpreter that has {config.library}, by its path from {Path.cwd()} or from /",
+            )
         return Process(config.library, python, adapter, config.adapter_settings, config.load_s)
 
     def _not_loaded(self, failure: EnvironmentFailure) -> Exception:
@@ -222,7 +230,7 @@ class Library:
     def _hung(self, call: Call, limit_s: float, setting: str) -> InfrastructureError:
         """End a process whose call takes too long; nothing else can stop that call."""
         what = f"{call.name!r} took more than {limit_s:g} s"
-        call.process.end(what)
+        call.process.end(what, within_s=0.0)
         return InfrastructureError(
             f"the environment's {what}",
             code="environment-timeout",

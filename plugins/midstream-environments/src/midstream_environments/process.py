@@ -145,7 +145,8 @@ class Process:
             raise _raised(f"{self._what} could not be loaded", error, "correct the settings of [tasks]")
         if "version" not in hello:
             self._output.join(_END_S)
-            raise self._failed(f"the process that loads {self._what} ended", "correct what its output names")
+            what = f"the process that loads {self._what} ended: {self._how()}"
+            raise self._failed(what, "correct what its output names, if it printed any")
         self.version = str(hello["version"])
         for work in (self._read, self._send):
             threading.Thread(target=work, daemon=True).start()
@@ -163,6 +164,16 @@ class Process:
                 what = f"tasks.python: {self._python!r} ended before it loaded {self._what}"
                 self._output.join(_END_S)
                 raise self._failed(what, "name an interpreter of Python 3.11 or newer that has the library")
+
+    def _how(self) -> str:
+        """How the process ended."""
+        try:
+            status = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        if status > 128:
+            return f"by signal {status - 128}" + " (out of memory?)" * (status == 137)
+        return f"with exit code {status}"
 
     def _failed(self, what: str, fix: str) -> EnvironmentFailure:
         """The error of a process, with the last lines that it printed."""
@@ -202,8 +213,9 @@ class Process:
                         words = f"the environment failed in {call.name!r}"
                         fix = "correct the environment, or leave the task out"
                         self._give_up(call, _raised(words, error, fix))
+        how = self._how() if not self.gone else ""
         with self._lock:
-            self.gone = self.gone or "it ended"
+            self.gone = self.gone or how
             left, self._calls = self._calls, {}
         self._sending.put(None)
         self._lines.close()
@@ -238,7 +250,9 @@ class Process:
             future.set_running_or_notify_cancel()
         with self._lock:
             if self.gone:
-                self._give_up(call, self._failed(f"the process of {self._what} is gone: {self.gone}", ""))
+                self._give_up(
+                    call, self._failed(f"the process of {self._what} is gone: {self.gone}", "raise tasks.processes")
+                )
                 return call
             self._calls[call.number] = call
         self._put({"id": call.number, "call": name, "arguments": dict(arguments)})
@@ -250,14 +264,14 @@ class Process:
 
         def check() -> None:
             if call.began.done() and not call.result.done():
-                self.end("a call that was cancelled did not end")
+                self.end("a call that was cancelled did not end", within_s=0.0)
 
         _later(within_s, check)
 
     def _put(self, message: Mapping[str, JsonValue]) -> None:
         self._sending.put(json.dumps(message).encode() + b"\n")
 
-    def end(self, why: str = "it was closed") -> None:
+    def end(self, why: str = "it was closed", *, within_s: float = _END_S) -> None:
         """End the process, and all that it started: at first by itself, then by its supervisor."""
         self.gone = self.gone or why
         if self._connection is not None:
@@ -265,7 +279,7 @@ class Process:
                 self._connection.shutdown(socket.SHUT_RDWR)
         assert self._process.stdin is not None
         if self._process.poll() is None:
-            _later(_END_S, self._process.stdin.close)
+            _later(within_s, self._process.stdin.close)
 
 
 def _later(after_s: float, work: Any) -> None:
