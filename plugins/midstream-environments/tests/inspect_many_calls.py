@@ -20,7 +20,7 @@ async def call(case, limit_s=None):
     """The text of the error that one call ends in."""
     try:
         async with asyncio.timeout(limit_s):
-            await made.run(case, 0, base_url, "none", "m")
+            await made.run(case, base_url, "none", "m")
     except (RuntimeError, TimeoutError) as error:
         return f"{type(error).__name__} {error}"
 

@@ -61,10 +61,10 @@ def test_episodes_are_played(tmp_path):
 def test_with_faults_in_three_of_ten_runs_none_is_lost_or_scored_by_default(tmp_path, agent):
     """One raises, one ends its process and what else runs there, one hangs; the next attempt is sound."""
     own = "toy_loop" if agent else "toy"
-    tasks = {"type": own, "wrong": "faulty", "file": str(tmp_path / "mark"), "call_s": 2.0, "processes": 4}
+    tasks = {"type": own, "wrong": "faulty", "file": str(tmp_path / "mark"), "call_s": 2.0, "processes": 4, "count": 20}
     _, result = success(tmp_path, tasks=tasks, rollout={"max_attempts": 9, "concurrency": 8}, **agent)
     assert (result.success, result.errors) == (1.0, 0)
-    assert len(list(tmp_path.glob("mark-*"))) > 5
+    assert len(list(tmp_path.glob("mark-*"))) > 2
 
 
 def test_where_every_attempt_fails_a_run_is_an_error(tmp_path):

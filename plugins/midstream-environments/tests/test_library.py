@@ -204,6 +204,7 @@ def test_a_call_that_a_library_does_not_have_is_an_error(library):
         asyncio.run(library().ask("nothing_like_it"))
 
 
+@pytest.mark.slow
 def test_a_scorer_that_holds_the_interpreter_does_not_block_midstream(library):
     """Its process reads nothing then, and answers wait in midstream until the call has taken too long."""
     toy, clock = library(wrong="backtracks", call_s=1.0), []
