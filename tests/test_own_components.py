@@ -663,7 +663,7 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
     assert "prompt_file" in keys
     # That of votes is in the text of a strategy.
-    assert keys - anchored - {"votes"} == {"cache", "runs", "weights"}
+    assert keys - anchored - {"votes"} == {"cache", "python", "runs", "weights"}
     assert keys >= own.PATHS
 
 

@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 
-import toys  # noqa: F401
 from midstream import api
+from midstream.components import kinds
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.recipe.check import resolve
 from midstream.recipe.schema import parse_recipe
+from toys import TOYS
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    """For these tests alone: what is registered is listed."""
+    for name, config in TOYS.items():
+        monkeypatch.setitem(kinds._REGISTRY["tasks"], name, config)
 
 
 def double(messages) -> str:

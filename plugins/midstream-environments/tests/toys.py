@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from midstream.components.kinds import register
 from midstream_environments.cases import Cases
 from midstream_environments.episodes import EpisodeCases
 from midstream_environments.library import LibraryConfig
@@ -34,6 +33,4 @@ class ToyEpisodesConfig(ToyConfig):
         return EpisodeCases(self.opened(context))
 
 
-register("tasks", "toy", ToyConfig)
-register("tasks", "toy_loop", ToyLoopConfig)
-register("tasks", "toy_episodes", ToyEpisodesConfig)
+TOYS = {"toy": ToyConfig, "toy_loop": ToyLoopConfig, "toy_episodes": ToyEpisodesConfig}
