@@ -208,6 +208,9 @@ class Library:
         except asyncio.CancelledError:
             call.process.cancel(call, limit_s)
             raise
+        finally:
+            # What comes later has no reader.
+            result.cancel()
 
     async def _begun(
         self, name: str, arguments: Mapping[str, JsonValue], process: Process | None, tries: int = _TRIES
