@@ -11,6 +11,7 @@ from typing import Any
 
 import midstream as ms
 from midstream.core.trajectory import Trajectory
+from midstream_environments.episodes import Episode, EpisodeCases
 
 # A model for any game: what it says is drawn, but the same for the same conversation and seed.
 PLAYER = """
@@ -100,3 +101,18 @@ def opened(source: Any, *tasks: Any) -> Any:
         return [turn.text for turn in turns]
 
     return asyncio.run(begin())
+
+
+def played(source: EpisodeCases, *replies: str) -> tuple[list[str], Episode]:
+    """What one episode says, and the episode."""
+    episode = source.open(source.tasks("train")[0], seed=0)
+
+    async def play() -> list[str]:
+        said = [(await episode.begin()).text]
+        for text in replies:
+            turn = await episode.reply(text)
+            said.append(f"{turn.text} (over)" if turn.over else turn.text)
+        await episode.close()
+        return said
+
+    return asyncio.run(play()), episode

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RewardError
-from midstream_environments.episodes import Episode, EpisodeCases
+from midstream_environments.episodes import EpisodeCases
 from midstream_environments.games import GymnasiumConfig, TextArenaConfig
 from midstream_environments.library import Library, library_of
 from midstream_environments.reward import score_of
-from playing import evaluated, heard, replies, run_script
+from playing import evaluated, heard, played, replies, run_script
 
 GAMES = ["GuessTheNumber-v0", "Mastermind-v0", "FrozenLake-v0-random", "Minesweeper-v0-small", "TowerOfHanoi-v0"]
 
@@ -168,33 +168,18 @@ def words(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         ended(each.library)
 
 
-def said(source: EpisodeCases, *replies: str) -> tuple[list[str], Episode]:
-    """What one episode says, and the episode."""
-    episode = source.open(source.tasks("train")[0], seed=0)
-
-    async def play() -> list[str]:
-        found = [(await episode.begin()).text]
-        for text in replies:
-            turn = await episode.reply(text)
-            found.append(f"{turn.text} (over)" if turn.over else turn.text)
-        await episode.close()
-        return found
-
-    return asyncio.run(play()), episode
-
-
 def test_actions_and_observations_can_be_texts(words: Any) -> None:
     source = words()
-    found, episode = said(source, "one", "a word that is too long", "read", "two")
+    found, episode = played(source, "one", "a word that is too long", "read", "two")
     assert found[1] == "one"
     assert "no action" in found[2]
     # It has no standard input, and its standard output is not the library's.
     assert found[3:] == ["nothing", "two (over)"]
     assert episode.system == "Description\nSay a word.\n\nEach of your replies is one action, and nothing else."
     assert episode.outcome() == {"reward": 1.0, "feedback": "truncated", "turns": 4, "range": [0.0, 1.0]}
-    assert said(source, "one")[0] == found[:2]
-    assert said(words(reward="last", max_turns=1), "stop")[1].outcome()["feedback"] == "terminated"
-    assert said(words(max_turns=1, unfinished=-2.0), "one")[1].outcome()["reward"] == -2.0
+    assert played(source, "one")[0] == found[:2]
+    assert played(words(reward="last", max_turns=1), "stop")[1].outcome()["feedback"] == "terminated"
+    assert played(words(max_turns=1, unfinished=-2.0), "one")[1].outcome()["reward"] == -2.0
 
 
 @pytest.mark.parametrize(
@@ -210,20 +195,20 @@ def test_an_environment_that_fails_is_an_error_and_the_next_episode_is_sound(
 ) -> None:
     source = words(call_s=3.0 if word == "hang" else 30.0)
     with pytest.raises(InfrastructureError, match=cause) as caught:
-        said(source, word)
+        played(source, word)
     assert caught.value.code == code
-    assert said(source, "stop")[0][-1] == "stop (over)"
+    assert played(source, "stop")[0][-1] == "stop (over)"
 
 
 def test_a_reward_that_is_no_number_is_an_error(words: Any) -> None:
-    outcome = said(words(), "nan")[1].outcome()
+    outcome = played(words(), "nan")[1].outcome()
     with pytest.raises(RewardError, match="nan"):
         score_of(outcome, (0.0, 1.0))
 
 
 def test_what_an_environment_starts_ends_with_it(words: Any) -> None:
     source = words()
-    pid = int(said(source, "child")[0][1])
+    pid = int(played(source, "child")[0][1])
     os.kill(pid, 0)
     ended(source.library)
     until = time.monotonic() + 20

@@ -18,10 +18,10 @@ import midstream as ms
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.recipe.schema import parse_recipe
 from midstream.training.rows import row_of, runs_of
-from midstream_environments.episodes import Episode, EpisodeCases
+from midstream_environments.episodes import EpisodeCases
 from midstream_environments.library import library_of
 from midstream_environments.openenv import OpenEnvConfig
-from playing import evaluated, heard, replies, run_script
+from playing import evaluated, heard, played, replies, run_script
 
 FAKE = Path(__file__).with_name("fake_openenv")
 
@@ -84,21 +84,6 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield make
     for each in made:
         asyncio.run(each.library.close())
-
-
-def played(source: EpisodeCases, *replies: str) -> tuple[list[str], Episode]:
-    """What one episode says, and the episode."""
-    episode = source.open(source.tasks("train")[0], seed=0)
-
-    async def play() -> list[str]:
-        said = [(await episode.begin()).text]
-        for text in replies:
-            turn = await episode.reply(text)
-            said.append(f"{turn.text} (over)" if turn.over else turn.text)
-        await episode.close()
-        return said
-
-    return asyncio.run(play()), episode
 
 
 def test_the_reply_fills_the_only_text_field_and_rewards_add_up(source: Any) -> None:

@@ -10,16 +10,26 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, JsonValue
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task, same_question
-from midstream.sources.finite import SPLITS, Finite
+from midstream.sources.file import Share
+from midstream.sources.finite import SPLITS, Finite, Split
 from midstream_environments.library import Library
 
+
+def _whole(shares: dict[Split, float]) -> dict[Split, float]:
+    if abs(sum(shares.values()) - 1) > 1e-9:
+        raise ValueError(f"the shares in splits add up to {sum(shares.values()):g}, not to 1")
+    return shares
+
+
+# How a setting shares tasks out over the splits.
+Shares = Annotated[dict[Split, Share], AfterValidator(_whole)]
 # Of rows without a split.
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 # Where a question occurs in several splits, it stays in the first of these.

@@ -33,10 +33,9 @@ from midstream.core.source import OVER, Dialogue, UserTurn
 from midstream.core.task import Task
 from midstream.core.threads import start_thread
 from midstream.core.tool import Tool, ToolResult
-from midstream.sources.file import Share
-from midstream.sources.finite import SPLITS, Finite, Split
+from midstream.sources.finite import SPLITS, Finite
 from midstream.sources.records import BadRowError, Faults
-from midstream_environments.cases import share_of
+from midstream_environments.cases import Shares, share_of
 from midstream_environments.containers import Container, Machine, Runtime, failed, runtime_of
 from midstream_environments.library import Range
 
@@ -81,7 +80,7 @@ class HarborConfig(TasksConfig):
     dialogues = True
 
     path: Path
-    splits: dict[Split, Share] = {"test": 1.0}
+    splits: Shares = {"test": 1.0}
     not_mapped: Literal["error", "leave_out"] = "error"
     runtime: Literal["auto", "docker", "podman"] = "auto"
     command_s: float = Field(default=180.0, gt=0)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import JsonValue
 
 from midstream.components.component import Context
 from midstream.sources.finite import Split
-from midstream_environments.cases import Cases, share_of
+from midstream_environments.cases import Cases, Shares, share_of
 from midstream_environments.library import Library, LibraryConfig
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class InspectConfig(LibraryConfig):
@@ -37,17 +35,10 @@ class InspectConfig(LibraryConfig):
 
     task: str
     arguments: dict[str, JsonValue] = {}
-    splits: dict[Split, Share] = {"test": 1.0}
+    splits: Shares = {"test": 1.0}
     roles: dict[str, str] = {}
     score: str = ""
     sandbox: Literal["none", "midstream", "own"] = "none"
-
-    @field_validator("splits")
-    @classmethod
-    def _whole(cls, splits: dict[Split, float]) -> dict[Split, float]:
-        if abs(sum(splits.values()) - 1) > 1e-9:
-            raise ValueError(f"the shares in splits add up to {sum(splits.values()):g}, not to 1")
-        return splits
 
     @property
     def adapter_settings(self) -> dict[str, JsonValue]:

@@ -152,7 +152,9 @@ class Library:
                 "or name an interpreter that has it: tasks.python",
             )
         if failure.kind:
-            return RecipeError(failure.what, code=failure.code, cause=failure.cause, fix=failure.fix)
+            python = config.python or sys.executable
+            fix = f"install {failure.missing} for {python}, or correct its name" if failure.missing else failure.fix
+            return RecipeError(failure.what, code=failure.code, cause=failure.cause, fix=fix)
         return failure
 
     def call(self, name: str, **arguments: JsonValue) -> Any:
