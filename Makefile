@@ -51,7 +51,7 @@ test-node: $(VENV)/.installed-dev $(NODE)/.installed
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
 
-# CI runs these where what they cover has changed since the pass in tests/servers/passed.json; not test-environments.
+# A pass of all but test-environments is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
 test-agents: $(AGENTS_VENV)/.installed
 	MIDSTREAM_TEST_AGENTS=1 OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest tests/servers/test_agents.py
 	$(AGENTS_VENV)/bin/python scripts/passed.py test-agents
