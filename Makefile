@@ -51,13 +51,14 @@ test-node: $(VENV)/.installed-dev $(NODE)/.installed
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
 
-# A pass of all but test-environments is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
+# A pass is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
 test-agents: $(AGENTS_VENV)/.installed
 	MIDSTREAM_TEST_AGENTS=1 OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest tests/servers/test_agents.py
 	$(AGENTS_VENV)/bin/python scripts/passed.py test-agents
 
 test-environments: $(VENV)/.installed-dev $(ENVIRONMENTS)/.installed
 	MIDSTREAM_ENVIRONMENTS=$(abspath $(ENVIRONMENTS)) $(pytest) plugins/midstream-environments/tests
+	$(VENV)/bin/python scripts/passed.py test-environments
 
 test-verl: $(VERL_VENV)/.installed
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest plugins/midstream-verl/tests/test_verl.py

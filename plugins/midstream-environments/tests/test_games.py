@@ -71,10 +71,10 @@ def ended(library: Library) -> None:
 
 
 def test_scores_of_textarena_are_those_of_its_own_loop(interpreter: Any, tmp_path: Path) -> None:
-    tasks = {"type": "textarena", "games": GAMES, "episodes": 40, "python": interpreter("games")}
-    sets = [{"name": "all", "split": "train", "per_family": 28}]
+    tasks = {"type": "textarena", "games": GAMES, "episodes": 80, "python": interpreter("games")}
+    sets = [{"name": "all", "split": "train", "per_family": 40}]
     played = evaluated(tmp_path, "textarena", tasks, **{"evaluation.sets": sets})
-    assert len(played) == 140
+    assert len(played) == 200
     assert not [one.error for one in played if one.status != "ok"]
     given = [[*place_of(one.question), replies(one)] for one in played]
     assert all(one.reward is not None for one in played)
@@ -96,13 +96,13 @@ def test_scores_of_textarena_are_those_of_its_own_loop(interpreter: Any, tmp_pat
 
 
 def test_scores_of_gymnasium_are_those_of_its_own_loop(interpreter: Any, tmp_path: Path) -> None:
-    sets = [{"name": "all", "split": "train", "count": 60}]
+    sets = [{"name": "all", "split": "train", "count": 200}]
     arguments = {"is_slippery": True}
     tasks = {
         "type": "gymnasium",
         "environment": "FrozenLake-v1",
         "arguments": arguments,
-        "episodes": 80,
+        "episodes": 300,
         "python": interpreter("games"),
     }
     played = evaluated(tmp_path, "gymnasium", tasks, **{"evaluation.sets": sets})

@@ -271,10 +271,10 @@ def test_scores_of_an_environment_made_by_the_library_are_those_of_its_client(
         "command": ["uvicorn", "word_env.server.app:app", "--port", "{port}", "--app-dir", str(tmp_path / "made")],
         "python": python,
         "max_turns": 3,
-        "episodes": 100,
+        "episodes": 300,
         "range": [0, 20],
     }
-    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 60}]}
+    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 200}]}
     done = evaluated(tmp_path, "openenv", tasks, player="echo", **settings)
     assert not [one.error for one in done if one.status != "ok"]
     said = [[text.strip() for text in replies(one)] for one in done]
@@ -297,10 +297,10 @@ def test_scores_of_a_published_environment_are_those_of_its_client(
         "command": ["uvicorn", "med_safety_gym.app:app", "--port", "{port}"],
         "python": python,
         "observation": ["context", "question"],
-        "episodes": 100,
+        "episodes": 300,
         "range": [-100, 100],
     }
-    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 40}]}
+    settings = {"evaluation.sets": [{"name": "all", "split": "train", "count": 200}]}
     done = evaluated(tmp_path, "openenv", tasks, player="medic", **settings)
     assert not [one.error for one in done if one.status != "ok"]
     scores = run_script(python, OPENENV_LOOP, [replies(one) for one in done], "", "med_safety_gym.app", "llm_response")
