@@ -1,0 +1,1 @@
+"""Credit by turn and branching rollouts: GiGPO, returns of each call, forks at uncertain turns."""
