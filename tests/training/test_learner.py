@@ -22,7 +22,7 @@ from transformers import (
 from midstream.core.errors import UnsupportedError
 from midstream.training import learner as learner_module
 from midstream.training.learner import LocalLearner
-from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
+from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate, token_ratio
 from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream_worlds.tiny_model import attach_redraw
@@ -141,7 +141,9 @@ def test_gradient_equals_the_loss_written_out_row_by_row(llama, chunk_tokens, kl
     kl_sum = 0.0
     for row in rows:
         logprobs, old = plain_logprobs(model, row), torch.tensor(row.old_logprobs)
-        policy = clipped_policy_loss(logprobs, old, torch.tensor(row.advantage), clip_low=0.2, clip_high=0.3)
+        policy = clipped_policy_loss(
+            token_ratio(logprobs, old), torch.tensor(row.advantage), clip_low=0.2, clip_high=0.3
+        )
         kl = kl_estimate(logprobs, plain_logprobs(reference, row).detach())
         total = total + (row.weight * policy + kl_coefficient * row.kl_weight * kl).sum()
         kl_sum += kl.sum().item()

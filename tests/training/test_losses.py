@@ -18,6 +18,7 @@ from midstream.training.losses import (
     clipped_tokens,
     kl_estimate,
     row_weights,
+    token_ratio,
 )
 from midstream.training.settings import VARIANTS
 from support.errors import raises
@@ -76,12 +77,12 @@ def test_policy_loss_agrees_with_verl(given, expected):
     logprobs, old, mask = f64(given["logprob"]).requires_grad_(), f64(given["old_logprob"]), f64(given["mask"])
     advantages = f64(given["advantages"])
     clip = {"clip_low": given["clip_low"], "clip_high": given["clip_high"]}
-    values = clipped_policy_loss(logprobs, old, advantages, **clip, dual_clip=given["dual_clip_c"])
+    values = clipped_policy_loss(token_ratio(logprobs, old), advantages, **clip, dual_clip=given["dual_clip_c"])
     loss = aggregate(as_verl_divides(values, mask, given["aggregation"]), mask, given["aggregation"])
     loss.backward()
     close(loss, expected["loss"])
     close(logprobs.grad, expected["grad"])
-    clipped = clipped_tokens(logprobs, old, advantages, **clip)
+    clipped = clipped_tokens(token_ratio(logprobs, old), advantages, **clip)
     close((clipped * mask).sum() / (mask.sum() + 1e-8), expected["clipfrac"])
 
 
@@ -125,7 +126,7 @@ def test_loss_types_agree_with_trl(given, expected):
         mask = mask * f64(given["tool_mask"])
     clip = {"clip_low": given["clip_low"], "clip_high": given["clip_high"]}
     advantages = f64(given["sequence_advantages"])[:, None]
-    values = clipped_policy_loss(logprobs, f64(given["old_logprob"]), advantages, **clip)
+    values = clipped_policy_loss(token_ratio(logprobs, f64(given["old_logprob"])), advantages, **clip)
     values = values + given["beta"] * kl_estimate(logprobs, f64(given["ref_logprob"]), "k3")
     mode = VARIANTS[given["loss_type"]]["loss"]["aggregation"]
     loss = aggregate(values, mask, mode, horizon=given["max_completion_length"])
@@ -137,7 +138,9 @@ def test_loss_types_agree_with_trl(given, expected):
 
 def test_extreme_log_ratios_stay_finite():
     logprobs = f64([-1e4, 0.0, -1.0]).requires_grad_()
-    loss = clipped_policy_loss(logprobs, f64([0.0, -1e4, -1.0]), f64([-1.0, -1.0, 1.0]), clip_low=0.2, clip_high=0.2)
+    loss = clipped_policy_loss(
+        token_ratio(logprobs, f64([0.0, -1e4, -1.0])), f64([-1.0, -1.0, 1.0]), clip_low=0.2, clip_high=0.2
+    )
     kl = kl_estimate(logprobs, f64([0.0, -1e4, -1e4]), "k3")
     (loss + kl).sum().backward()
     assert torch.isfinite(loss).all()
@@ -148,8 +151,8 @@ def test_extreme_log_ratios_stay_finite():
 def test_dual_clip_bounds_negative_advantages_alone():
     old, logprobs = f64([0.0, 0.0]), f64([2.0, 2.0])
     kwargs = {"clip_low": 0.2, "clip_high": 0.2}
-    free = clipped_policy_loss(logprobs, old, f64([-1.0, 1.0]), **kwargs)
-    bound = clipped_policy_loss(logprobs, old, f64([-1.0, 1.0]), **kwargs, dual_clip=3.0)
+    free = clipped_policy_loss(token_ratio(logprobs, old), f64([-1.0, 1.0]), **kwargs)
+    bound = clipped_policy_loss(token_ratio(logprobs, old), f64([-1.0, 1.0]), **kwargs, dual_clip=3.0)
     close(free, [f64(2.0).exp().item(), -1.2])
     close(bound, [3.0, -1.2])
 
@@ -268,6 +271,7 @@ def test_the_defaults_are_the_papers():
         "dual_clip": None,
         "kl_coefficient": 0.001,
         "kl_kind": "k3",
+        "entropy_coefficient": 0.0,
         "aggregation": "trajectory-turn-token",
         "type": None,
     }

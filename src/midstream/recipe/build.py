@@ -245,7 +245,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         Args:
             planner: a component or object to use instead of the planner (or the policy of an interleaved agent); one
                 of kind engine answers in all modules in place of the model in this process.
-            temperature: replaces the temperature of planner or policy.
+            temperature: replaces the temperature of planner or policy, and of other modules that are trained.
             chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
         trained, components = self.recipe.trained, self.recipe.modules
@@ -255,11 +255,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             components[trained] = planner
         elif planner is not None and stand_in is None:
             components.pop(trained)
-        elif temperature is not None and hasattr(config, "sampling"):
-            sampling = {**config.sampling.model_dump(), "temperature": temperature}
-            sampling = validate(type(config.sampling), sampling, f"agent.{trained}.sampling")
-            config = config.model_copy(update={"sampling": sampling})
-            components[trained] = components[trained].model_copy(update={"config": config})
+        elif temperature is not None:
+            for name in components.keys() & {trained, *self.recipe.trained_modules}:
+                components[name] = _at_temperature(name, components[name], temperature)
+            config = components[trained].config
         engines: dict[str, Engine] = {
             name: self.engine(part.engine) for name, part in components.items() if part.engine is not None
         }
@@ -332,6 +331,16 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def _at_temperature(name: str, component: Component, temperature: float) -> Component:
+    """A module with another temperature, if it samples."""
+    config: Any = component.config
+    if not hasattr(config, "sampling"):
+        return component
+    sampling = {**config.sampling.model_dump(), "temperature": temperature}
+    sampling = validate(type(config.sampling), sampling, f"agent.{name}.sampling")
+    return component.model_copy(update={"config": config.model_copy(update={"sampling": sampling})})
 
 
 def _asked_model(component: Component) -> Table:

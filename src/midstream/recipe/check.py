@@ -347,7 +347,15 @@ def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
     """The trained engine is the policy's only, and one that the learner can reach."""
     asked = recipe.modules[recipe.trained].engine
     # Only the policy's weights may change: nothing else may ask an engine that training changes.
-    others = {f"agent.{name}": component for name, component in recipe.modules.items() if name != recipe.trained}
+    roles, modules = recipe.trained_modules, recipe.modules
+    for role in roles if not recipe.of_another_program else ():
+        if role not in modules or modules[role].engine != asked:
+            raise RecipeError(
+                f"training.roles names {role!r}, which is no module of this agent that asks engine {asked!r}",
+                code="setting-conflict",
+                fix=f"name modules of {', '.join(modules)}, and give each engine = {asked!r}",
+            )
+    others = {f"agent.{name}": component for name, component in modules.items() if name not in roles}
     others |= {f"tools.{name}": component for name, component in recipe.tools.items()}
     others |= {where: component for where, component, _ in reward_components(recipe)}
     for where, component in others.items():

@@ -149,6 +149,11 @@ class Recipe(Settings):
         return modules_of(self.agent.type)[0]
 
     @property
+    def trained_modules(self) -> tuple[str, ...]:
+        """The modules whose calls are trained."""
+        return tuple((self.training and self.training.roles) or (self.trained,))
+
+    @property
     def trained_engine(self) -> str | None:
         """The engine of the trained weights: `training.weights`, or that of planner or policy."""
         return (self.training and self.training.weights) or self.modules[self.trained].engine

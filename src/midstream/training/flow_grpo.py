@@ -146,11 +146,17 @@ class FlowGRPO:
             loss=fmean(part.loss for part in stats) if stats else 0.0,
             kl=sum(part.kl_sum for part in stats) / tokens,
             clip_fraction=sum(part.clipped for part in stats) / tokens,
+            entropy=sum(part.entropy_sum for part in stats) / tokens if self.config.loss.entropy_coefficient else None,
             logprob_gap=stats[0].gap_sum / max(1, stats[0].tokens) if stats else 0.0,
             grad_norm=fmean(norms) if norms else 0.0,
         )
         trajectories = [trajectory for group in sampled.groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
+
+    @property
+    def roles(self) -> Collection[str]:
+        """The modules whose calls are trained."""
+        return self.config.roles or (self.role,)
 
     @property
     def _begun(self) -> Collection[str]:
@@ -298,13 +304,18 @@ class FlowGRPO:
         replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
         if replaced:
             left_out["uniform group, left out (training.resample_uniform)"] = replaced
-        asked = [[call for call in each.calls if call.role == self.role and call.prompt_ids] for each in trajectories]
+        asked = [
+            [call for call in each.calls if call.role == role and call.prompt_ids]
+            for each in trajectories
+            for role in self.roles
+        ]
         runs = [run for calls in asked for run in runs_of(calls, self.config.turns)]
         sampled = sum(len(call.completion_ids) for run in runs for call in run)
         merged = [
-            [call for call in trajectory.calls if call.role == self.role and trainable(call)]
+            [call for call in trajectory.calls if call.role == role and trainable(call)]
             for group in (kept if self.config.turns == "merged" else ())
             for trajectory in group.trajectories
+            for role in self.roles
         ]
         # What changes over training: the stage, counted from 1, and the probabilities of tools.
         schedules: dict[str, float] = {"training.stages": self.stage + 1} if self.config.stages else {}

@@ -18,6 +18,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch.nn import functional
@@ -101,8 +102,7 @@ class LocalLearner:
         # Flat tensors [_M] of the batch's tokens, on the device and in the type that log-probabilities have.
         like = at_least_single(torch.empty(0, device=self.model.device, dtype=self.model.dtype))
         choices = torch.from_numpy(batch.choices).to(like.device)
-        recorded = batch.recorded(like)
-        advantages = batch.per_token([row.advantage for row in batch.rows], like)
+        recorded, advantages = batch.recorded(like), batch.advantages(like)
         weights = batch.per_token([row.weight for row in batch.rows], like)
         kl_weights = batch.per_token([row.kl_weight for row in batch.rows], like)
         reference = None
@@ -111,18 +111,17 @@ class LocalLearner:
                 reference = plan.logprobs(model)
         stats = LossStats(total_tokens=tree.total, unique_tokens=tree.unique)
 
-        def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
+        def of_tokens(tokens: torch.Tensor, logprobs: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+            """The loss of some tokens, which have these log-probabilities; counts it."""
             nonlocal stats
-            tokens = torch.from_numpy(chunk.tokens).to(logprobs.device)
-            own_choices, old_logprobs = choices[tokens], recorded[tokens]
-            new_logprobs = logprobs[own_choices - chunk.choices.start]
             result = loss.per_token(
-                new_logprobs,
-                old_logprobs,
-                None if reference is None else reference[own_choices],
+                logprobs,
+                recorded[tokens],
+                None if reference is None else reference[choices[tokens]],
                 advantages[tokens],
                 weights[tokens],
                 kl_weights[tokens],
+                rows=rows,
             )
             total = result.loss.sum()
             require_finite(total.item(), "loss")
@@ -130,14 +129,39 @@ class LocalLearner:
                 stats,
                 loss=stats.loss + total.item(),
                 kl_sum=stats.kl_sum + result.kl.sum().item(),
-                gap_sum=stats.gap_sum + (new_logprobs.detach() - old_logprobs).abs().sum().item(),
+                gap_sum=stats.gap_sum + (logprobs.detach() - recorded[tokens]).abs().sum().item(),
                 clipped=stats.clipped + int(result.clipped.sum()),
                 tokens=stats.tokens + len(tokens),
             )
             return total
 
+        slopes = None
+        if loss.needs_rows:
+            # The loss of whole rows first, from a pass without gradient; then its derivatives by the log-probabilities
+            # go through the model, which is the chain rule.
+            with self._gathered():
+                current = plan.logprobs(self.model)[choices].requires_grad_()
+            rows_of = torch.from_numpy(np.repeat(np.arange(len(batch.rows)), np.diff(batch.row_ends))).to(like.device)
+            every = torch.arange(len(choices), device=like.device)
+            (slopes,) = torch.autograd.grad(of_tokens(every, current, rows_of), current)
+
+        def chunk_loss(chunk: Chunk, logprobs: torch.Tensor, entropies: torch.Tensor | None) -> torch.Tensor:
+            nonlocal stats
+            tokens = torch.from_numpy(chunk.tokens).to(logprobs.device)
+            own = choices[tokens] - chunk.choices.start
+            total = of_tokens(tokens, logprobs[own]) if slopes is None else (slopes[tokens] * logprobs[own]).sum()
+            if entropies is None:
+                return total
+            bonus = loss.entropy_coefficient * (kl_weights[tokens] * entropies[own]).sum()
+            stats = replace(
+                stats,
+                loss=stats.loss - bonus.item(),
+                entropy_sum=stats.entropy_sum + entropies[own].sum().item(),
+            )
+            return total - bonus
+
         with self._accumulate():
-            plan.backward(self.model, chunk_loss)
+            plan.backward(self.model, chunk_loss, entropy=loss.entropy_coefficient > 0)
         return stats
 
     def optimizer_step(self, learning_rate: float) -> float:
@@ -185,7 +209,7 @@ class LocalLearner:
         choices, value = plan.batch.choices if plan else (), 0.0
         count = self._total(torch.tensor(len(choices), device=self.model.device)).item()
 
-        def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
+        def chunk_loss(chunk: Chunk, logprobs: torch.Tensor, entropies: torch.Tensor | None) -> torch.Tensor:
             nonlocal value
             own = torch.from_numpy(choices[chunk.tokens] - chunk.choices.start).to(logprobs.device)
             loss = -logprobs[own].sum() / count
@@ -299,6 +323,10 @@ class LocalLearner:
 
     def _accumulate(self) -> AbstractContextManager[None]:
         """Where gradients are added up; at its end they are the sums over all ranks."""
+        return nullcontext()
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Where passes without gradient are made."""
         return nullcontext()
 
     def _total(self, value: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -30,36 +30,46 @@ MAX_K3 = 10.0
 
 
 def clipped_policy_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
+    ratio: torch.Tensor,
     advantages: torch.Tensor,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
 ) -> torch.Tensor:
-    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimize; rho = exp(logprobs - old_logprobs).
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimize; `ratio` is rho, with gradient.
 
-    `logprobs` (under the policy, with gradient) and `old_logprobs` (recorded at sampling) have one shape, to which
-    `advantages` are broadcast; so has the loss. `dual_clip` bounds it by -dual_clip * A where A < 0 (arXiv 1912.09729).
+    `advantages` are broadcast to `ratio`, and so has the loss its shape. `dual_clip` bounds the loss by -dual_clip * A
+    where A < 0 (arXiv 1912.09729).
     """
-    ratio = _ratio(logprobs, old_logprobs)
     loss = (-advantages * ratio).maximum(-advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is None:
         return loss
     return loss.minimum(-advantages * dual_clip).where(advantages < 0, loss)
 
 
-def clipped_tokens(
-    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, *, clip_low: float, clip_high: float
-) -> torch.Tensor:
+def clipped_tokens(ratio: torch.Tensor, advantages: torch.Tensor, *, clip_low: float, clip_high: float) -> torch.Tensor:
     """Boolean, per token: the clip took effect, so the token has no gradient from the policy term."""
-    ratio = _ratio(logprobs.detach(), old_logprobs)
     return ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
 
 
-def _ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
+def token_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
+    """rho = exp(logprobs - old_logprobs) per token: the policy's probability over the recorded one."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def sequence_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """GSPO's ratio of a token's row: the geometric mean of its tokens' ratios (arXiv 2507.18071, eq. 7 and 14).
+
+    `rows`, int64 [_N], numbers the row of each token. The value is the row's; the gradient is that of the token's own
+    log-probability times it (GSPO-token), so that the calls of a row may have advantages of their own; where they have
+    one, it is GSPO's.
+    """
+    difference = (logprobs - old_logprobs).detach()
+    sums = difference.new_zeros(int(rows.max()) + 1).index_add(0, rows, difference)
+    mean = sums / rows.bincount().clamp(min=1)
+    value = mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[rows]
+    return value * (logprobs - logprobs.detach()).exp()
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind = "k3") -> torch.Tensor:
@@ -149,24 +159,29 @@ class PolicyLoss(Settings):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
     Attributes:
-        surrogate: `ppo`: the clipped ratio times the advantage. `cispo`: the ratio, at most 1 + `clip_high` and
-            detached, weighs advantage times log-probability (arXiv 2506.13585)
+        surrogate: `ppo`: the clipped ratio times the advantage. `gspo`: the same with one ratio a row, at the cost of a
+            forward pass. `cispo`: the ratio, at most 1 + `clip_high` and detached, weighs advantage times
+            log-probability (arXiv 2506.13585)
         clip_low: the lower bound of the ratio is 1 - `clip_low`
         clip_high: the upper bound of the ratio is 1 + `clip_high`
         dual_clip: verl's second bound, of the loss of negative advantages (3.0 there)
         kl_coefficient: beta; 0 needs no reference policy
         kl_kind: `k1`, `k2`, `k3`, or with `+` for the gradient of k2; k1 as a penalty has a gradient of mean 0
+        entropy_coefficient: of a bonus, the entropy of the distribution that a token was drawn from, weighted as KL is
         aggregation: `trajectory-turn-token` (the paper), `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum` or
             `seq-mean-token-sum-norm`, which divides by the most tokens that a row could have
         type: a function of yours in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
     """
 
-    surrogate: Literal["ppo", "cispo"] = "ppo"
+    whole_rows: ClassVar[bool] = False  # the loss of a token depends on the other tokens of its row
+
+    surrogate: Literal["ppo", "gspo", "cispo"] = "ppo"
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
     kl_coefficient: float = Field(default=0.001, ge=0)
     kl_kind: KlKind = "k3"
+    entropy_coefficient: float = Field(default=0.0, ge=0)
     aggregation: Aggregation = "trajectory-turn-token"
     type: str | None = None
 
@@ -178,14 +193,17 @@ class PolicyLoss(Settings):
         advantages: torch.Tensor,
         weights: torch.Tensor,
         kl_weights: torch.Tensor,
+        *,
+        rows: torch.Tensor | None = None,
     ) -> TokenLoss:
         """weight * clipped policy loss + beta * kl_weight * KL for each token; every tensor is [_N].
 
         `logprobs` are the policy's at the sampling temperature and carry the gradient, `old_logprobs` were recorded at
         sampling, `ref_logprobs` are the reference policy's: `ValueError` if they are None and `kl_coefficient` is not
-        0. Each token has the advantage and the weights of its row.
+        0. Each token has the advantage of its call and the weights of its row. `rows`, int64, numbers its row, where
+        `needs_rows`; then all tokens of a row are here. The entropy bonus is the learner's.
         """
-        policy, clipped = self.policy(logprobs, old_logprobs, advantages)
+        policy, clipped = self.policy(logprobs, old_logprobs, advantages, rows)
         if ref_logprobs is None:
             if self.kl_coefficient:
                 raise ValueError(f"kl_coefficient {self.kl_coefficient} needs ref_logprobs")
@@ -193,13 +211,28 @@ class PolicyLoss(Settings):
         kl = kl_estimate(logprobs, ref_logprobs, self.kl_kind)
         return TokenLoss(weights * policy + self.kl_coefficient * kl_weights * kl, kl.detach(), clipped)
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether `per_token` needs all tokens of a row at once."""
+        return self.whole_rows or self.surrogate == "gspo"
+
     def policy(
-        self, logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor
+        self,
+        logprobs: torch.Tensor,
+        old_logprobs: torch.Tensor,
+        advantages: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy loss of each token, unweighted and with gradient, and which tokens were clipped; all [_N]."""
         if self.surrogate == "cispo":
-            ratio = _ratio(logprobs.detach(), old_logprobs)
+            ratio = token_ratio(logprobs.detach(), old_logprobs)
             return -ratio.clamp(max=1 + self.clip_high) * advantages * logprobs, ratio > 1 + self.clip_high
+        if self.surrogate == "ppo":
+            ratio = token_ratio(logprobs, old_logprobs)
+        elif rows is None:
+            raise ValueError("the surrogate gspo needs rows")
+        else:
+            ratio = sequence_ratio(logprobs, old_logprobs, rows)
         clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        loss = clipped_policy_loss(logprobs, old_logprobs, advantages, **clip, dual_clip=self.dual_clip)
-        return loss, clipped_tokens(logprobs, old_logprobs, advantages, **clip)
+        loss = clipped_policy_loss(ratio, advantages, **clip, dual_clip=self.dual_clip)
+        return loss, clipped_tokens(ratio.detach(), advantages, **clip)

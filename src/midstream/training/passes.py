@@ -43,7 +43,8 @@ class Chunk:
     tokens: Ints
 
 
-ChunkLoss = Callable[[Chunk, torch.Tensor], torch.Tensor]  # (chunk, log-probabilities of its choices) -> a sum
+# (chunk, log-probabilities of its choices, entropies at their heads if these are asked for) -> a sum
+ChunkLoss = Callable[[Chunk, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -101,8 +102,24 @@ class PackedBatch:
 
     def recorded(self, like: torch.Tensor) -> torch.Tensor:
         """Each token's log-probability as it was recorded: [_M], of `like`'s kind."""
+        return self._of_tokens([row.old_logprobs for row in self.rows], like)
+
+    def advantages(self, like: torch.Tensor) -> torch.Tensor:
+        """Each token's advantage: [_M], of `like`'s kind."""
+        if not any(row.advantages for row in self.rows):
+            return self.per_token([row.advantage for row in self.rows], like)
+        return self._of_tokens(
+            [row.advantages or (row.advantage,) * len(row.completion_ids) for row in self.rows], like
+        )
+
+    def _of_tokens(self, values: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
+        """Values of every completion token of each row, for the sampled ones: [_M]."""
         return like.new_tensor(
-            [value for row in self.rows for value in compress(row.old_logprobs, row.sampled or repeat(True))]
+            [
+                value
+                for row, own in zip(self.rows, values, strict=True)
+                for value in compress(own, row.sampled or repeat(True))
+            ]
         )
 
     def by_row(self, values: torch.Tensor) -> list[tuple[float, ...]]:
@@ -206,7 +223,7 @@ class PassPlan:
             forward = self._forward(model, stage, past)
             for chunk in self._chunks(stage):
                 hidden = forward.hidden[self._places(forward, stage, chunk)]
-                parts[chunk.choices.start] = self._choice_logprobs(model, hidden, chunk)
+                parts[chunk.choices.start], _ = self._choices(model, hidden, chunk)
             for below in stage.below:
                 visit(below, [*past, forward.kept])
 
@@ -215,13 +232,23 @@ class PassPlan:
                 visit(stage, [])
         return torch.cat([parts[start] for start in sorted(parts)])
 
-    def backward(self, model: PreTrainedModel, loss: ChunkLoss) -> None:
-        """Add the gradient of the losses of all chunks."""
+    def backward(self, model: PreTrainedModel, loss: ChunkLoss, *, entropy: bool = False) -> None:
+        """Add the gradient of the losses of all chunks, which receive entropies if `entropy`."""
+
+        def of(hidden: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+            return loss(chunk, *self._choices(model, hidden, chunk, entropy=entropy))
+
         with self._attend(model):
             for stage in self.stages:
-                self._backward(model, loss, stage, [])
+                self._backward(model, of, stage, [])
 
-    def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: TreeStage, past: list[Layers]) -> None:
+    def _backward(
+        self,
+        model: PreTrainedModel,
+        loss: Callable[[torch.Tensor, Chunk], torch.Tensor],
+        stage: TreeStage,
+        past: list[Layers],
+    ) -> None:
         """Of one stage and those below it. `past` are leaves of the graph, which gather their gradients."""
         with recompute_layers(model):
             forward = self._forward(model, stage, past)
@@ -229,7 +256,7 @@ class PassPlan:
         # There is nothing to add up.
         if len(chunks) == 1 and not stage.below:
             hidden = forward.hidden[self._places(forward, stage, chunks[0])]
-            loss(chunks[0], self._choice_logprobs(model, hidden, chunks[0])).backward()
+            loss(hidden, chunks[0]).backward()
             return
         outputs: list[tuple[torch.Tensor, torch.Tensor]] = []  # with their gradients
         if chunks:
@@ -237,7 +264,7 @@ class PassPlan:
         for chunk in chunks:
             places = self._places(forward, stage, chunk)
             piece = forward.hidden.detach()[places].requires_grad_()
-            loss(chunk, self._choice_logprobs(model, piece, chunk)).backward()
+            loss(piece, chunk).backward()
             outputs[0][1].index_add_(0, places, piece.grad)  # type: ignore[arg-type]
         if stage.below:
             leaves = [(_leaf(key), _leaf(value)) for key, value in forward.kept]
@@ -281,8 +308,13 @@ class PassPlan:
     def _chunks(self, stage: TreeStage) -> list[Chunk]:
         return list(self.batch.chunks(stage.start, stage.end, self.heads_at_once))
 
-    def _choice_logprobs(self, model: PreTrainedModel, hidden: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """[_u] of a chunk's choices from the hidden states [_p, hidden] of its heads, at their temperatures."""
+    def _choices(
+        self, model: PreTrainedModel, hidden: torch.Tensor, chunk: Chunk, *, entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[_u] of a chunk's choices from the hidden states [_p, hidden] of its heads, at their temperatures.
+
+        Their log-probabilities, and the entropies at their heads (in nats) if `entropy`.
+        """
         batch = self.batch
         logits = at_least_single(head(model, hidden))
         temperatures = batch.temperatures[chunk.heads]
@@ -290,7 +322,8 @@ class PassPlan:
             logits = logits / logits.new_tensor(temperatures)[:, None]
         heads = torch.from_numpy(batch.choice_heads[chunk.choices] - chunk.heads.start).to(logits.device)
         ids = torch.from_numpy(batch.choice_ids[chunk.choices]).to(logits.device)
-        return logits.log_softmax(-1)[heads, ids]
+        logprobs = logits.log_softmax(-1)
+        return logprobs[heads, ids], -(logprobs.exp() * logprobs).sum(-1)[heads] if entropy else None
 
     def _attend(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         return nullcontext() if self.backend is None else use_backend(model, self.backend)

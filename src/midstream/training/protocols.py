@@ -28,11 +28,13 @@ class Row:
     # output, a user's words) have no loss.
     sampled: tuple[bool, ...] = ()
     old_logprobs: tuple[float, ...]  # of each completion token when it was sampled; 0 for appended tokens
-    advantage: float  # of every sampled token
+    advantage: float  # of every sampled token, unless `advantages` are given
+    advantages: tuple[float, ...] = ()  # of each completion token, where the calls of a row differ
     weight: float  # factor of each sampled token's policy loss: the normalizers (1/|a|, 1/T, 1/trajectories, ...)
     kl_weight: float  # factor of each sampled token's KL term
     temperature: float = 1.0  # of both log-probabilities, old and new
     trajectory_id: str = ""  # the trajectory that the row is made from
+    role: str = ""  # of its calls
 
     @property
     def length(self) -> int:
@@ -47,6 +49,7 @@ class LossStats:
     loss: float = 0.0
     kl_sum: float = 0.0  # of the KL estimates
     gap_sum: float = 0.0  # of |log-probability - recorded log-probability|
+    entropy_sum: float = 0.0  # of the entropies of a bonus, in nats
     clipped: int = 0  # tokens whose ratio was clipped
     tokens: int = 0  # tokens with a loss
     total_tokens: int = 0  # tokens of all rows, prompts included; 0 if the learner does not count them

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
@@ -207,6 +207,8 @@ class RankedLearner(LocalLearner):
             with self.reference_policy() if loss.kl_coefficient else nullcontext():
                 # This rank has no rows, but takes part in what the others gather.
                 pass
+            with self._gathered() if loss.needs_rows else nullcontext():
+                pass
             with self._accumulate():
                 return LossStats()
 
@@ -217,7 +219,7 @@ class RankedLearner(LocalLearner):
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As in one process."""
         own = self._own(rows)
-        with self.reference_policy() if reference else _gather(self.model):
+        with self.reference_policy() if reference else self._gathered():
             computed = self._of_all(lambda: super(RankedLearner, self).logprobs(own, reference=reference))
         by_row: dict[int, tuple[float, ...]] = {}
         for places, values in zip(self._shares(rows), computed, strict=True):
@@ -279,6 +281,9 @@ class RankedLearner(LocalLearner):
         self._prepared = state.get("prepared")
 
     # -- whole weights ------------------------------------------------------------------------------------------------
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        return _gather(self.model)
 
     @contextmanager
     def reference_policy(self) -> Iterator[PreTrainedModel]:

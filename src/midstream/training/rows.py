@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import TypeVar
 
 import torch
@@ -30,7 +31,7 @@ from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.own import Advantage
 from midstream.training.protocols import Row
-from midstream.training.settings import Baseline, TrainingConfig, Turns
+from midstream.training.settings import Baseline, RoleConfig, TrainingConfig, Turns
 
 GroupT = TypeVar("GroupT")
 _Runs = list[tuple[list[Call], bool]]  # the calls of each row of a trajectory; whether its last call is among them
@@ -71,60 +72,51 @@ def build_rows(
     probability and its KL weight divided by it, so that the expected loss stays the same. A row whose gradient is 0
     (advantage 0, and no KL term counts) is left out, too. Averages are taken before that.
 
-    `role` is the module that is trained, `seed` is for the draw of uniform groups: a group gets the same draw in any
-    split into mini-batches. `advantage` gives the advantages of a group in place of `group_advantages`.
+    `role` is the module that is trained, unless `config.roles` names several: each of these has advantages and averages
+    of its own, and its share of the batch. `seed` is for the draw of uniform groups: a group gets the same draw in any
+    split into mini-batches. `advantage` gives the advantages of a group in place of `group_advantages`: a number for
+    each trajectory, or for each of its calls.
 
     Raises:
-        UnsupportedError: no call of `role` in the usable groups has token ids and log-probabilities.
+        UnsupportedError: no call of a role in the usable groups has token ids and log-probabilities, or no role calls.
         EngineError: a call has token ids and log-probabilities of different numbers.
         TrainingError: a reward is not finite.
     """
     left_out: Counter[str] = Counter()
     usable = [finished for group in groups if len(finished := _finished(group, left_out)) > 1]
-    runs = [[_trained_runs(trajectory, role, config.turns, left_out) for trajectory in group] for group in usable]
-    if usable and not any(own for group in runs for own in group):
-        raise _nothing_to_train_on(usable, role)
+    roles = config.roles or {role: RoleConfig()}
+    runs = {
+        name: [[_trained_runs(trajectory, name, config.turns, left_out) for trajectory in group] for group in usable]
+        for name in roles
+    }
+    _require_rows(usable, runs)
 
-    drafts: list[list[Row]] = []  # one list a trajectory, of rows of weight 1
-    uniform = 0
-    for group, group_runs in zip(usable, runs, strict=True):
-        rewards = [_reward(trajectory, own, config) for trajectory, own in zip(group, group_runs, strict=True)]
+    learned: list[_Learned] = []
+    for place, group in enumerate(usable):
+        own = [list(chain(*each)) for each in zip(*(of_role[place] for of_role in runs.values()), strict=True)]
+        rewards = [_reward(trajectory, each, config) for trajectory, each in zip(group, own, strict=True)]
         draw = 1.0
         if len(set(rewards)) == 1:
-            uniform += 1
             names = (trajectory.id for trajectory in group)
             kept = random.Random(derive_seed(seed, "uniform_kl", *names)).random() < config.uniform_kl_fraction
             draw = 1 / config.uniform_kl_fraction if kept else 0.0
             left_out["uniform group whose KL term was not drawn"] += 0 if kept else len(group)
-        if advantage is not None:
-            advantages = advantage(rewards, group)
-        else:
-            advantages = _advantages(group[0].task_id, rewards, group_runs, config)
-        for trajectory, own, value in zip(group, group_runs, advantages, strict=True):
-            cut_off = trajectory.stop_reason in CUT_OFF or any(
-                last and run[-1].finish_reason == "length" for run, last in own
-            )
-            masked = config.mask_cut_off and cut_off
-            left_out["trajectory that a limit ended (its reward still counts in its group)"] += masked
-            drafts.append(
-                [
-                    row_of(
-                        run,
-                        advantage=value if config.credit == "broadcast" or last else 0.0,
-                        kl_weight=draw,
-                        trajectory_id=trajectory.id,
-                    )
-                    for run, last in ([] if masked else own)
-                ]
-            )
+        learned.append(_Learned(group, rewards, draw))
 
-    calls = [call for group in runs for own in group for run, _ in own for call in run]
+    rows: tuple[Row, ...] = ()
+    averaged: set[int] = set()
+    shares = sum(one.share for one in roles.values())
+    for name, one in roles.items():
+        drafts = _drafts(name, learned, runs[name], config, advantage, left_out)
+        calls = [call for group in runs[name] for own in group for run, _ in own for call in run]
+        averaged.update(place for place, own in enumerate(drafts) if own)
+        rows += _apply_weights(drafts, config, calls, left_out, share=one.share / shares, kl=one.kl)
     return RowBatch(
-        rows=_apply_weights(drafts, config, calls, left_out),
+        rows=rows,
         groups=len(groups),
-        groups_uniform=uniform,
+        groups_uniform=sum(len(set(group.rewards)) == 1 for group in learned),
         groups_broken=len(groups) - len(usable),
-        trajectories=sum(map(bool, drafts)),
+        trajectories=len(averaged),
         left_out={reason: count for reason, count in sorted(left_out.items()) if count},
     )
 
@@ -147,27 +139,35 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
 # -- calls as sequences ------------------------------------------------------------------------------------------------
 
 
-def row_of(run: Sequence[Call], *, advantage: float, kl_weight: float, trajectory_id: str) -> Row:
-    """One run of `runs_of` as a row of weight 1: the first call's prompt, then everything after it."""
+def row_of(run: Sequence[Call], *, advantage: float | Sequence[float], kl_weight: float, trajectory_id: str) -> Row:
+    """One run of `runs_of` as a row of weight 1: the first call's prompt, then everything after it.
+
+    `advantage` is that of every sampled token, or one for each call.
+    """
     prompt = run[0].prompt_ids
+    of_calls = [advantage] * len(run) if isinstance(advantage, float | int) else advantage
     ids: tuple[int, ...] = ()
     sampled: tuple[bool, ...] = ()
     logprobs: tuple[float, ...] = ()
-    for call in run:
+    advantages: tuple[float, ...] = ()
+    for call, value in zip(run, of_calls, strict=True):
         appended = call.prompt_ids[len(prompt) + len(ids) :]
         ids += appended + call.completion_ids
         sampled += (False,) * len(appended) + (True,) * len(call.completion_ids)
         logprobs += (0.0,) * len(appended) + call.logprobs
+        advantages += (0.0,) * len(appended) + (value,) * len(call.completion_ids)
     return Row(
         prompt_ids=prompt,
         completion_ids=ids,
         sampled=() if all(sampled) else sampled,
         old_logprobs=logprobs,
-        advantage=advantage,
+        advantage=of_calls[0],
+        advantages=advantages if len(set(of_calls)) > 1 else (),
         weight=1.0,
         kl_weight=kl_weight,
         temperature=run[0].sampling.temperature or 1.0,  # greedy calls record log-probabilities at temperature 1
         trajectory_id=trajectory_id,
+        role=run[0].role,
     )
 
 
@@ -230,6 +230,54 @@ def _advantages(task: str, rewards: Sequence[float], runs: Sequence[_Runs], conf
     return advantages
 
 
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """The finished trajectories of a group, their rewards to learn from, and the factor of their KL weights."""
+
+    trajectories: Sequence[Trajectory]
+    rewards: list[float]
+    draw: float
+
+
+def _drafts(
+    role: str,
+    groups: Sequence[_Learned],
+    runs: Sequence[Sequence[_Runs]],
+    config: TrainingConfig,
+    advantage: Advantage | None,
+    left_out: Counter[str],
+) -> list[list[Row]]:
+    """The rows of a role, of weight 1: one list a trajectory."""
+    drafts: list[list[Row]] = []
+    for group, group_runs in zip(groups, runs, strict=True):
+        # As they were made: conversations that alternate are several runs.
+        made = [_in_order(trajectory, own) for trajectory, own in zip(group.trajectories, group_runs, strict=True)]
+        values: Sequence[float | Sequence[float]]
+        if advantage is None:
+            values = _advantages(group.trajectories[0].task_id, group.rewards, group_runs, config)
+        else:
+            values = advantage(group.rewards, group.trajectories, made)
+        for trajectory, own, calls, value in zip(group.trajectories, group_runs, made, values, strict=True):
+            by_call = dict(zip(map(id, calls), value if isinstance(value, Sequence) else repeat(value), strict=False))
+            cut_off = trajectory.stop_reason in CUT_OFF or any(
+                last and run[-1].finish_reason == "length" for run, last in own
+            )
+            masked = config.mask_cut_off and cut_off
+            left_out["trajectory that a limit ended (its reward still counts in its group)"] += masked
+            drafts.append(
+                [
+                    row_of(
+                        run,
+                        advantage=[by_call[id(call)] if config.credit == "broadcast" or last else 0.0 for call in run],
+                        kl_weight=group.draw,
+                        trajectory_id=trajectory.id,
+                    )
+                    for run, last in ([] if masked else own)
+                ]
+            )
+    return drafts
+
+
 # -- what is trained on ------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +320,22 @@ def _trained_runs(trajectory: Trajectory, role: str, turns: Turns, left_out: Cou
     return [(run, run[-1] is calls[-1]) for run in runs_of(trained, turns)]
 
 
+def _in_order(trajectory: Trajectory, runs: _Runs) -> list[Call]:
+    own = {id(call) for run, _ in runs for call in run}
+    return [call for call in trajectory.calls if id(call) in own]
+
+
+def _require_rows(usable: Sequence[Sequence[Trajectory]], runs: Mapping[str, Sequence[Sequence[_Runs]]]) -> None:
+    """Refuse a role whose calls have no token ids, and trajectories without a call of any role."""
+    for role, of_role in runs.items():
+        if any(own for group in of_role for own in group):
+            continue
+        made = any(call.role == role for group in usable for trajectory in group for call in trajectory.calls)
+        # A module may have had no turn.
+        if usable and (made or len(runs) == 1):
+            raise _nothing_to_train_on(usable, role)
+
+
 def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], role: str) -> UnsupportedError:
     """The engine gives text alone, or the role made no call."""
     seen = Counter(call.role for group in usable for trajectory in group for call in trajectory.calls)
@@ -298,9 +362,15 @@ def _reward(trajectory: Trajectory, runs: _Runs, config: TrainingConfig) -> floa
 
 
 def _apply_weights(
-    drafts: Sequence[Sequence[Row]], config: TrainingConfig, calls: Sequence[Call], left_out: Counter[str]
+    drafts: Sequence[Sequence[Row]],
+    config: TrainingConfig,
+    calls: Sequence[Call],
+    left_out: Counter[str],
+    *,
+    share: float,
+    kl: float,
 ) -> tuple[Row, ...]:
-    """Multiply in the normalizer, taken over all rows, then drop those not drawn and those whose gradient is 0."""
+    """Multiply in the normalizer, taken over all rows of a role, then drop those not drawn and those of gradient 0."""
     rows = [row for own in drafts for row in own]
     # Ids of trajectories might repeat, places cannot.
     places = [place for place, own in enumerate(drafts) for _ in own]
@@ -308,13 +378,13 @@ def _apply_weights(
     horizon = max((call.sampling.max_tokens for call in calls), default=None)
     weights = row_weights(lengths, config.loss.aggregation, places, horizon=horizon)
     drawn = [
-        replace(row, weight=weight, kl_weight=weight * row.kl_weight)
+        replace(row, weight=share * weight, kl_weight=share * weight * row.kl_weight * kl)
         for row, weight in zip(rows, weights, strict=True)
         if row.kl_weight  # 0: of a uniform group that was not drawn
     ]
-    if config.loss.kl_coefficient or type(config.loss) is not PolicyLoss:
+    if (config.loss.kl_coefficient and kl) or config.loss.entropy_coefficient or type(config.loss) is not PolicyLoss:
         # What a loss of your own is at advantage 0 is not known.
         return tuple(drawn)
-    kept = tuple(row for row in drawn if row.advantage)
+    kept = tuple(row for row in drawn if row.advantage or row.advantages)
     left_out["row whose gradient is 0 (advantage 0, no KL term)"] += len(drawn) - len(kept)
     return kept

@@ -214,6 +214,18 @@ class OverlongConfig(Settings):
         return -min(1.0, max(0.0, share))
 
 
+class RoleConfig(Settings):
+    """One of several roles whose calls train the weights.
+
+    Attributes:
+        share: its part of the batch's loss, next to those of the other roles
+        kl: multiplies `training.loss.kl_coefficient` for its calls
+    """
+
+    share: float = Field(default=1.0, gt=0)
+    kl: float = Field(default=1.0, ge=0)
+
+
 # GRPO's relatives as settings of one loss: what each sets where a recipe does not.
 #
 # | variant   | source                          | aggregation             | clip      | baseline      | by std | beta  |
@@ -261,6 +273,7 @@ class TrainingConfig(Settings):
         variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo` or `cispo`: its settings are the defaults
         weights: the engine whose weights are trained, if not the planner's; a served planner gets them as a LoRA
             adapter before every step
+        roles: several modules that are trained together, as a list of names or as tables (`training.roles.NAME`)
         steps: 0 only evaluates
         tasks_per_step: tasks of a step (the paper: 32)
         group_size: trajectories of a task, G (the paper: 8)
@@ -296,6 +309,7 @@ class TrainingConfig(Settings):
     algorithm: Literal["flow_grpo", "supervised"] = "flow_grpo"
     variant: str | None = None
     weights: str | None = None
+    roles: dict[str, RoleConfig] = {}
     steps: int = Field(default=200, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
@@ -341,6 +355,11 @@ class TrainingConfig(Settings):
         if isinstance(given, Mapping):
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _names(cls, roles: object) -> object:
+        return {name: {} for name in roles} if isinstance(roles, list | tuple) else roles
 
     @field_validator("algorithm", mode="before")
     @classmethod
