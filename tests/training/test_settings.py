@@ -39,13 +39,13 @@ def test_there_are_39_cases_of_trl():
 @pytest.mark.parametrize(("given", "expected"), trl_cases())
 def test_a_recipes_loss_is_trls_or_is_refused(given, expected):
     """As the learner computes it: the variant's settings, flat sampled tokens, explicit weights."""
-    variant = given["loss_type"] if given["importance_level"] == "token" else "gspo"
+    variant, sequence = given["loss_type"], given["importance_level"] == "sequence"
     own = {name: given[name] for name in ("clip_low", "clip_high")}
     table = {
         "variant": variant,
-        "loss": {"kl_coefficient": given["beta"]},
+        "loss": {"kl_coefficient": given["beta"]} | ({"surrogate": "gspo"} if sequence else {}),
     }
-    if variant in ("gspo", "sapo"):
+    if variant == "sapo":
         with raises("unknown-type", variant):
             TrainingConfig.model_validate(table)
         return
@@ -59,7 +59,9 @@ def test_a_recipes_loss_is_trls_or_is_refused(given, expected):
     weights = f64(weights).repeat_interleave(lengths)
     old, reference = (f64(given[name])[chosen] for name in ("old_logprob", "ref_logprob"))
     advantages = f64(given["sequence_advantages"]).repeat_interleave(lengths)
-    total = loss.per_token(logprobs[chosen], old, reference, advantages, weights, weights).loss.sum()
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    result = loss.per_token(logprobs[chosen], old, reference, advantages, weights, weights, rows=rows)
+    total = result.loss.sum()
     total.backward()
     close(total, expected["loss"])
     close(logprobs.grad, expected["grad"])
@@ -81,9 +83,11 @@ def test_what_each_variant_sets():
         "dapo": ("token-mean", (0.2, 0.28), "group_mean", True, 0.0),
         "rloo": ("seq-mean-token-sum", (0.2, 0.2), "leave_one_out", False, 0.001),
         "cispo": ("token-mean", (0.2, 4.0), "group_mean", True, 0.0),
+        "gspo": ("seq-mean-token-mean", (3e-4, 4e-4), "group_mean", True, 0.0),
+        "gigpo": ("trajectory-turn-token", (0.2, 0.2), "group_mean", True, 0.01),
     }
     turns = {name: TrainingConfig.model_validate({"variant": name}).turns for name in (None, *VARIANTS)}
-    assert turns == {None: "calls", **dict.fromkeys(VARIANTS, "merged")}
+    assert turns == {None: "calls", **dict.fromkeys(VARIANTS, "merged"), "gigpo": "calls"}
 
 
 def test_cispo_bounds_the_weight_and_keeps_every_tokens_gradient():
@@ -122,15 +126,13 @@ def test_a_resolved_recipe_is_read_back_the_same():
 @pytest.mark.parametrize(
     ("name", "road"),
     [
-        ("gspo", "nearest: grpo"),
         ("sapo", "training.loss.type"),
-        ("gigpo", "training.advantage"),
         ("arpo", "group_size"),
         ("grop", "grpo"),
     ],
 )
 def test_a_recipe_with_another_variant_is_refused_with_the_nearest_road(name, road):
-    with raises("unknown-type", name, road, "grpo, bnpo, dr_grpo, dapo, rloo, cispo"):
+    with raises("unknown-type", name, road, "grpo, bnpo, dr_grpo, dapo, rloo, cispo, gspo, gigpo"):
         load_recipe("flow-grpo-tiny", [f"training.variant={name}"])
 
 

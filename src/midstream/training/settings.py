@@ -228,20 +228,22 @@ class RoleConfig(Settings):
 
 # GRPO's relatives as settings of one loss: what each sets where a recipe does not.
 #
-# | variant   | source                          | aggregation             | clip      | baseline      | by std | beta  |
-# |-----------|---------------------------------|-------------------------|-----------|---------------|--------|-------|
-# | (none)    | Flow-GRPO, arXiv 2510.05592     | trajectory-turn-token   | 0.2, 0.2  | group_mean    | yes    | 0.001 |
-# | `grpo`    | arXiv 2402.03300                | seq-mean-token-mean     | 0.2, 0.2  | group_mean    | yes    | 0.04  |
-# | `bnpo`    | TRL's name: GRPO over the batch | token-mean              | 0.2, 0.2  | group_mean    | yes    | 0.001 |
-# | `dr_grpo` | arXiv 2503.20783                | seq-mean-token-sum-norm | 0.2, 0.2  | group_mean    | no     | 0     |
-# | `dapo`    | arXiv 2503.14476                | token-mean              | 0.2, 0.28 | group_mean    | yes    | 0     |
-# | `rloo`    | arXiv 2402.14740                | seq-mean-token-sum      | 0.2, 0.2  | leave_one_out | no     | 0.001 |
-# | `cispo`   | MiniMax-M1, arXiv 2506.13585    | token-mean              | -, 4      | group_mean    | yes    | 0     |
+# | variant   | source                          | aggregation             | clip         | baseline      | by std | beta  |
+# |-----------|---------------------------------|-------------------------|--------------|---------------|--------|-------|
+# | (none)    | Flow-GRPO, arXiv 2510.05592     | trajectory-turn-token   | 0.2, 0.2     | group_mean    | yes    | 0.001 |
+# | `grpo`    | arXiv 2402.03300                | seq-mean-token-mean     | 0.2, 0.2     | group_mean    | yes    | 0.04  |
+# | `bnpo`    | TRL's name: GRPO over the batch | token-mean              | 0.2, 0.2     | group_mean    | yes    | 0.001 |
+# | `dr_grpo` | arXiv 2503.20783                | seq-mean-token-sum-norm | 0.2, 0.2     | group_mean    | no     | 0     |
+# | `dapo`    | arXiv 2503.14476                | token-mean              | 0.2, 0.28    | group_mean    | yes    | 0     |
+# | `rloo`    | arXiv 2402.14740                | seq-mean-token-sum      | 0.2, 0.2     | leave_one_out | no     | 0.001 |
+# | `cispo`   | MiniMax-M1, arXiv 2506.13585    | token-mean              | -, 4         | group_mean    | yes    | 0     |
+# | `gspo`    | arXiv 2507.18071                | seq-mean-token-mean     | 0.0003, .0004| group_mean    | yes    | 0     |
+# | `gigpo`   | arXiv 2505.10978                | trajectory-turn-token   | 0.2, 0.2     | of each state | yes    | 0.01  |
 #
-# All but Flow-GRPO have `turns = "merged"`: their papers know one response a trajectory. DAPO's other parts,
+# All but Flow-GRPO and GiGPO have `turns = "merged"`: their papers know one response a trajectory. DAPO's other parts,
 # `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's paper subtracts the
 # KL from the reward; here it is the same term of the loss as in all the others. CISPO's paper leaves its bound open;
-# 1 + 4 is what TRL and ScaleRL (arXiv 2510.13786) recommend.
+# 1 + 4 is what TRL and ScaleRL (arXiv 2510.13786) recommend. GiGPO's advantage is that of plugins/midstream-credit.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.04}},
     "bnpo": {"loss": {"aggregation": "token-mean"}},
@@ -251,14 +253,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cispo": {
         "loss": {"surrogate": "cispo", "aggregation": "token-mean", "clip_high": 4.0, "kl_coefficient": 0.0},
     },
+    "gspo": {
+        "loss": {
+            "surrogate": "gspo",
+            "aggregation": "seq-mean-token-mean",
+            "clip_low": 3e-4,
+            "clip_high": 4e-4,
+            "kl_coefficient": 0.0,
+        },
+    },
+    "gigpo": {"loss": {"kl_coefficient": 0.01}, "advantage": {"type": "gigpo"}, "turns": "calls"},
 }
 
 _ELSEWHERE = {
     "arpo": "it branches rollouts where entropy rises after a tool call; here a task's rollouts are independent. "
     'The nearest: variant = "grpo" with a larger group_size',
-    "gigpo": "it adds an advantage of each step over equal states; here an advantage is a trajectory's. The nearest: "
-    "training.advantage, a function of your own of a group's trajectories",
-    "gspo": "it takes one ratio a sequence; losses here are per token. The nearest: grpo",
     "sapo": "its clip is a soft gate. The nearest: training.loss.type, a function of your own of each token",
 }
 
@@ -270,7 +279,7 @@ class TrainingConfig(Settings):
 
     Attributes:
         algorithm: `flow_grpo`, or `supervised` (a control)
-        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo` or `cispo`: its settings are the defaults
+        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo`, `cispo`, `gspo` or `gigpo`: its settings are the defaults
         weights: the engine whose weights are trained, if not the planner's; a served planner gets them as a LoRA
             adapter before every step
         roles: several modules that are trained together, as a list of names or as tables (`training.roles.NAME`)
@@ -287,8 +296,8 @@ class TrainingConfig(Settings):
             another are one row; the default with a `variant`, and for `interleaved` and `direct` agents
         credit: `broadcast` to every turn (the paper), or `final`: only the last turn
         baseline: subtracted from a reward: the group's mean, or `leave_one_out`, the mean of the others
-        advantage: a function of yours in place of `baseline` and `normalize_by_std`: `"my_advantage.py:name"`, or a
-            table with this `type`
+        advantage: in place of `baseline` and `normalize_by_std`, `gigpo` or `return_to_go` of midstream-credit, which
+            give each call a number, or a function of yours, `"my_advantage.py:name"`; or a table with this `type`
         normalize_by_std: divide advantages by the group's standard deviation
         overlong: see `training.overlong`: a penalty of length
         mask_cut_off: a trajectory that a limit of tokens, context or time ended has no row; its reward still counts in
