@@ -72,6 +72,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "`[training]`": training.TrainingConfig,
     "`training.loss`": PolicyLoss,
     "`training.overlong`": training.OverlongConfig,
+    "`training.roles.NAME`": training.TrainedRole,
     "`[warm_start]`": training.WarmStartConfig,
     "`training.supervised`": training.ImitationConfig,
     "`learner.lora`": training.LoraConfig,

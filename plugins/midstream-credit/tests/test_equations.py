@@ -77,7 +77,7 @@ def drawn(model, seed):
 
     groups = []
     for task in range(2):
-        question, told = ids(4), [ids(2) for _ in range(2)]
+        question, results = ids(4), [ids(2) for _ in range(2)]
         group = []
         for place in range(3):
             prompt, turns = question, []
@@ -89,7 +89,7 @@ def drawn(model, seed):
                     calls.append(call(model, draw, "writer", question, ids(draw.randint(1, 3))))
                 observation = {"status": status, "text": "."}
                 turns.append(Turn(index=len(turns) + 1, calls=tuple(calls), observation=observation))
-                prompt = prompt + said + draw.choice(told)
+                prompt = prompt + said + draw.choice(results)
             reward = Score(draw.choice([0.0, 0.5, 1.0]) if place else 1.0)
             group.append(Trajectory(id=f"{task}-{place}", task_id=str(task), turns=tuple(turns), reward=reward))
         group.append(group[0].model_copy(update={"id": f"{task}-low", "reward": Score(0.0)}))

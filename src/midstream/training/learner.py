@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +75,8 @@ class LocalLearner:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._fresh_optimizer()
         self._prepared: int | None = None  # the seed of the last `before_step`
+        # Where passes without gradient are made: weights that are divided among ranks are whole there.
+        self.gathered: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def why_unshared(self) -> str:
@@ -139,7 +141,7 @@ class LocalLearner:
         if loss.needs_rows:
             # The loss of whole rows first, from a pass without gradient; then its derivatives by the log-probabilities
             # go through the model, which is the chain rule.
-            with self._gathered():
+            with self.gathered():
                 current = plan.logprobs(self.model)[choices].requires_grad_()
             rows_of = torch.from_numpy(np.repeat(np.arange(len(batch.rows)), np.diff(batch.row_ends))).to(like.device)
             every = torch.arange(len(choices), device=like.device)
@@ -323,10 +325,6 @@ class LocalLearner:
 
     def _accumulate(self) -> AbstractContextManager[None]:
         """Where gradients are added up; at its end they are the sums over all ranks."""
-        return nullcontext()
-
-    def _gathered(self) -> AbstractContextManager[None]:
-        """Where passes without gradient are made."""
         return nullcontext()
 
     def _total(self, value: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
@@ -124,6 +124,7 @@ class RankedLearner(LocalLearner):
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
         _divide(self.model, masters=masters)
+        self.gathered = lambda: _gather(self.model)
         if self.reference is not None:
             _divide(self.reference)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -207,7 +208,7 @@ class RankedLearner(LocalLearner):
             with self.reference_policy() if loss.kl_coefficient else nullcontext():
                 # This rank has no rows, but takes part in what the others gather.
                 pass
-            with self._gathered() if loss.needs_rows else nullcontext():
+            with self.gathered() if loss.needs_rows else nullcontext():
                 pass
             with self._accumulate():
                 return LossStats()
@@ -219,7 +220,7 @@ class RankedLearner(LocalLearner):
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As in one process."""
         own = self._own(rows)
-        with self.reference_policy() if reference else self._gathered():
+        with self.reference_policy() if reference else self.gathered():
             computed = self._of_all(lambda: super(RankedLearner, self).logprobs(own, reference=reference))
         by_row: dict[int, tuple[float, ...]] = {}
         for places, values in zip(self._shares(rows), computed, strict=True):
@@ -281,9 +282,6 @@ class RankedLearner(LocalLearner):
         self._prepared = state.get("prepared")
 
     # -- whole weights ------------------------------------------------------------------------------------------------
-
-    def _gathered(self) -> AbstractContextManager[None]:
-        return _gather(self.model)
 
     @contextmanager
     def reference_policy(self) -> Iterator[PreTrainedModel]:

@@ -31,7 +31,7 @@ from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.own import Advantage
 from midstream.training.protocols import Row
-from midstream.training.settings import Baseline, RoleConfig, TrainingConfig, Turns
+from midstream.training.settings import Baseline, TrainedRole, TrainingConfig, Turns
 
 GroupT = TypeVar("GroupT")
 _Runs = list[tuple[list[Call], bool]]  # the calls of each row of a trajectory; whether its last call is among them
@@ -84,7 +84,7 @@ def build_rows(
     """
     left_out: Counter[str] = Counter()
     usable = [finished for group in groups if len(finished := _finished(group, left_out)) > 1]
-    roles = config.roles or {role: RoleConfig()}
+    roles = config.roles or {role: TrainedRole()}
     runs = {
         name: [[_trained_runs(trajectory, name, config.turns, left_out) for trajectory in group] for group in usable]
         for name in roles

@@ -214,7 +214,7 @@ class OverlongConfig(Settings):
         return -min(1.0, max(0.0, share))
 
 
-class RoleConfig(Settings):
+class TrainedRole(Settings):
     """One of several roles whose calls train the weights.
 
     Attributes:
@@ -228,17 +228,17 @@ class RoleConfig(Settings):
 
 # GRPO's relatives as settings of one loss: what each sets where a recipe does not.
 #
-# | variant   | source                          | aggregation             | clip         | baseline      | by std | beta  |
-# |-----------|---------------------------------|-------------------------|--------------|---------------|--------|-------|
-# | (none)    | Flow-GRPO, arXiv 2510.05592     | trajectory-turn-token   | 0.2, 0.2     | group_mean    | yes    | 0.001 |
-# | `grpo`    | arXiv 2402.03300                | seq-mean-token-mean     | 0.2, 0.2     | group_mean    | yes    | 0.04  |
-# | `bnpo`    | TRL's name: GRPO over the batch | token-mean              | 0.2, 0.2     | group_mean    | yes    | 0.001 |
-# | `dr_grpo` | arXiv 2503.20783                | seq-mean-token-sum-norm | 0.2, 0.2     | group_mean    | no     | 0     |
-# | `dapo`    | arXiv 2503.14476                | token-mean              | 0.2, 0.28    | group_mean    | yes    | 0     |
-# | `rloo`    | arXiv 2402.14740                | seq-mean-token-sum      | 0.2, 0.2     | leave_one_out | no     | 0.001 |
-# | `cispo`   | MiniMax-M1, arXiv 2506.13585    | token-mean              | -, 4         | group_mean    | yes    | 0     |
-# | `gspo`    | arXiv 2507.18071                | seq-mean-token-mean     | 0.0003, .0004| group_mean    | yes    | 0     |
-# | `gigpo`   | arXiv 2505.10978                | trajectory-turn-token   | 0.2, 0.2     | of each state | yes    | 0.01  |
+# | variant   | source                       | aggregation             | clip       | baseline      | by std |
+# |-----------|------------------------------|-------------------------|------------|---------------|--------|
+# | (none)    | Flow-GRPO, arXiv 2510.05592  | trajectory-turn-token   | 0.2, 0.2   | group_mean    | yes    |
+# | `grpo`    | arXiv 2402.03300             | seq-mean-token-mean     | 0.2, 0.2   | group_mean    | yes    |
+# | `bnpo`    | TRL: GRPO over the batch     | token-mean              | 0.2, 0.2   | group_mean    | yes    |
+# | `dr_grpo` | arXiv 2503.20783             | seq-mean-token-sum-norm | 0.2, 0.2   | group_mean    | no     |
+# | `dapo`    | arXiv 2503.14476             | token-mean              | 0.2, 0.28  | group_mean    | yes    |
+# | `rloo`    | arXiv 2402.14740             | seq-mean-token-sum      | 0.2, 0.2   | leave_one_out | no     |
+# | `cispo`   | MiniMax-M1, arXiv 2506.13585 | token-mean              | -, 4       | group_mean    | yes    |
+# | `gspo`    | arXiv 2507.18071             | seq-mean-token-mean     | 3e-4, 4e-4 | group_mean    | yes    |
+# | `gigpo`   | arXiv 2505.10978             | trajectory-turn-token   | 0.2, 0.2   | of each state | yes    |
 #
 # All but Flow-GRPO and GiGPO have `turns = "merged"`: their papers know one response a trajectory. DAPO's other parts,
 # `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's paper subtracts the
@@ -282,7 +282,7 @@ class TrainingConfig(Settings):
         variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo`, `cispo`, `gspo` or `gigpo`: its settings are the defaults
         weights: the engine whose weights are trained, if not the planner's; a served planner gets them as a LoRA
             adapter before every step
-        roles: several modules that are trained together, as a list of names or as tables (`training.roles.NAME`)
+        roles: several modules that are trained together, as a list of names or as `training.roles.NAME`
         steps: 0 only evaluates
         tasks_per_step: tasks of a step (the paper: 32)
         group_size: trajectories of a task, G (the paper: 8)
@@ -318,7 +318,7 @@ class TrainingConfig(Settings):
     algorithm: Literal["flow_grpo", "supervised"] = "flow_grpo"
     variant: str | None = None
     weights: str | None = None
-    roles: dict[str, RoleConfig] = {}
+    roles: dict[str, TrainedRole] = {}
     steps: int = Field(default=200, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)

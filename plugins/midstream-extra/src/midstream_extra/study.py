@@ -294,6 +294,7 @@ def run_study(
     `report` receives a line a run; `progress` makes the listener of each.
     """
     found: Seeds = {}
+    sampled: dict[str, list[float]] = {}
     for place, run in enumerate(planned.runs, 1):
         arm = run.arm
         report(f"{arm.name}, seed {run.seed} ({place} of {len(planned.runs)})")
@@ -306,7 +307,14 @@ def run_study(
         if arm.before:
             found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])
         found.setdefault(arm.name, []).append(evaluations)
+        sampled.setdefault(arm.name, []).append(sum(step.completion_tokens for step in done.metrics.read()) / 1e6)
     rows = study_rows(found, planned.compared)
+    # What training cost: arms are to be compared at about as many.
+    rows += [
+        StudyRow(name=name, metric="million tokens sampled", values=tuple(values), as_percent=False)
+        for name, values in sampled.items()
+        if any(values)
+    ]
     apart = differences(rows, planned.runs[0].arm.name)
     record = to_jsonable_python({"rows": rows, "differences": apart})
     atomic_write(planned.root / "study.json", (json.dumps(record, indent=1) + "\n").encode())
