@@ -576,3 +576,45 @@ def test_a_reply_that_was_cut_off_before_the_last_is_no_cut_off_trajectory():
     early = group[0].turns[0].calls[0].model_copy(update={"finish_reason": "length"})
     continued = group[0].model_copy(update={"turns": (Turn(index=1, calls=(early,)),)})
     assert len(build(continued, group[1], mask_cut_off=True).rows) == 2
+
+
+def test_several_roles_have_averages_of_their_own():
+    """By hand: three quarters for the planner's three calls in two trajectories, a quarter for the two generators'."""
+    group = [trajectory("a", 1.0, [3, 1]), trajectory("b", 0.0, [2])]
+    batch = built([group], roles={"planner": {"share": 3.0}, "generator": {"kl": 2.0}})
+    high = group_advantages([1.0, 0.0])[0]
+    assert [(row.role, len(row.completion_ids), row.advantage) for row in batch.rows] == [
+        ("planner", 3, high), ("planner", 1, high), ("planner", 2, -high),
+        ("generator", 4, high), ("generator", 4, -high),
+    ]  # fmt: skip
+    shares = [0.75 / 2 / 2 / 3, 0.75 / 2 / 2 / 1, 0.75 / 2 / 2, 0.25 / 2 / 4, 0.25 / 2 / 4]
+    assert [row.weight for row in batch.rows] == pytest.approx(shares)
+    assert [row.kl_weight for row in batch.rows] == pytest.approx([*shares[:3], 2 * shares[3], 2 * shares[4]])
+    assert (batch.trajectories, batch.groups) == (2, 1)
+
+
+def test_a_role_that_had_no_turn_leaves_its_share_and_one_without_ids_is_refused():
+    group = [trajectory("a", 1.0, [3]), trajectory("b", 0.0, [2])]
+    batch = built([group], roles=["planner", "critic"])
+    assert [row.weight for row in batch.rows] == pytest.approx([0.5 / 2 / 3, 0.5 / 2 / 2])
+    with raises("token-ids-missing", "planner"):
+        built([[trajectory("a", 1.0, [call(2, ids=False)]), failed("b"), trajectory("c", 0.0, [call(1, ids=False)])]],
+              roles=["planner", "generator"])  # fmt: skip
+    with raises("unknown-role", "critic"):
+        built([group], roles=["critic"])
+
+
+def test_calls_of_one_row_keep_their_advantages():
+    first = call(2)
+    second = call(1).model_copy(update={"prompt_ids": (1, 2, 3, 10, 11, 7, 8)})
+    group = [trajectory("a", 1.0, [first, second]), trajectory("b", 0.0, [2])]
+
+    def advantage(rewards, trajectories, calls):
+        assert [len(own) for own in calls] == [2, 1]
+        return [[0.5, -1.0], 0.25]
+
+    rows = build_rows([group], TrainingConfig(turns="merged"), advantage=advantage).rows
+    assert (rows[0].advantages, rows[0].sampled) == ((0.5, 0.5, 0.0, 0.0, -1.0), (True, True, False, False, True))
+    assert (rows[1].advantages, rows[1].advantage) == ((), 0.25)
+    apart = build_rows([group], TrainingConfig(), advantage=advantage).rows
+    assert [(row.advantage, row.advantages) for row in apart] == [(0.5, ()), (-1.0, ()), (0.25, ())]
