@@ -23,7 +23,7 @@ from midstream.components.tables import parse_component
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, RunError, TrainingError, UsageError
 from midstream.core.events import Note
-from midstream.core.trajectory import Score, Trajectory
+from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.lessons.reflector import about_rollouts, transcript
 from midstream.recipe.build import Build
 from midstream.recipe.files import read_table, to_toml
@@ -453,7 +453,7 @@ def test_settings_of_an_advantage_and_a_loss(place: Path):
         "training.advantage=mine.py:rank", "training.loss.type=mine.py:cispo", "training.loss.bound=2.0",
     ])  # fmt: skip
     training: Any = recipe.training
-    assert training.advantage.config.build(None)([1.0, 0.0], []) == [0.5, -0.5]
+    assert training.advantage.config.build(None)([1.0, 0.0], [], [[], []]) == [0.5, -0.5]
     assert (training.loss.bound, training.loss.kl_coefficient) == (2.0, 0.001)
     resolved = recipe.table()
     assert parse_recipe(resolved).table() == resolved
@@ -504,11 +504,29 @@ def test_an_agent_of_your_own_is_trained_with_its_advantage_and_loss(place: Path
     assert {own.name_of(part.reference) for part in run.info().own} == {"questions", "odd", "agent", "rank", "cispo"}
 
 
-@pytest.mark.parametrize("source", ["[0.0]", "[float('nan')] * len(rewards)", "None", "1 / 0", "['a', 'b']"])
+def test_an_advantage_may_be_a_number_for_each_call(place: Path):
+    source = "def fn(rewards, calls): return [[reward] * len(own) for reward, own in zip(rewards, calls)]"
+    made: Any = parse_component("advantage", {"type": f"{write(place, source)}:fn"}, "a")
+    calls = [[Call(role="planner")] * 2, [Call(role="planner")]]
+    assert made.config.build(None)([0.0, 1.0], [], calls) == [[0.0, 0.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[0.0]",
+        "[float('nan')] * len(rewards)",
+        "None",
+        "1 / 0",
+        "['a', 'b']",
+        "[[0.0], [0.0]]",
+        "[0.0, [float('inf')]]",
+    ],
+)
 def test_an_advantage_that_is_no_number_for_each_reward(place: Path, source: str):
     made: Any = parse_component("advantage", {"type": f"{write(place, f'def fn(rewards): return {source}')}:fn"}, "a")
     with pytest.raises(TrainingError, check=coded("component-failed", "advantage 'fn'")):
-        made.config.build(None)([0.0, 1.0], [])
+        made.config.build(None)([0.0, 1.0], [], [[Call(role="planner")] * 2, [Call(role="planner")]])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
