@@ -166,6 +166,7 @@ async def short_warm_start(parts: Parts, seed: int) -> None:
         validation=parts.set_tasks(parts.evaluation.validation),
         seed=seed,
         report=lambda line: None,
+        learned=lambda tasks: None,
     )
 
 
