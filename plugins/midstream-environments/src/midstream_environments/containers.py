@@ -2,7 +2,7 @@
 
 A container's first process reads its standard input, which this process holds: once that is closed, by `kill -9` too,
 the container ends, and the runtime removes it. If that happens while it is being created, the command that creates it
-goes on: the container starts, reads the end of its input, and ends. What runs in it is started with `exec`.
+continues: the container starts, reads the end of its input, and ends. What runs in it is started with `exec`.
 """
 
 from __future__ import annotations

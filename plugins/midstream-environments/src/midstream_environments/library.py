@@ -184,7 +184,7 @@ class Library:
         try:
             return await asyncio.wrap_future(holding)
         except asyncio.CancelledError:
-            # The thread goes on, and may even start a process after `close`.
+            # The thread continues, and may even start a process after `close`.
             holding.add_done_callback(self._leave)
             raise
 
