@@ -1,5 +1,6 @@
 """Tasks of Harbor, with a command that stands for docker: no real container is run here."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import midstream as ms
 from midstream.cli.main import main
 from midstream.core.errors import MidstreamError
+from midstream_environments.containers import Machine, Runtime
 from midstream_environments.harbor import HarborConfig, HarborTasks
 
 TOML = """
@@ -260,13 +262,31 @@ def test_bad_tasks_are_named_with_their_reasons(tmp_path):
     assert source.left_out[""].total() == 2
 
 
-def test_kill_9_leaves_no_container(tmp_path, docker):
+def test_a_container_that_is_created_late_is_removed(tmp_path, docker):
+    """The first `rm` finds none, and `run` is killed after it has created one, before it starts it."""
+
+    async def opened():
+        runtime = Runtime("docker")
+        opening = asyncio.ensure_future(runtime.open(Machine(name="", image="late")))
+        while not (docker / "log").exists() and not opening.done():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(opened())
+    assert '"late"' in (docker / "log").read_text()
+    assert not [*(docker / "boxes").iterdir()]
+
+
+@pytest.mark.parametrize("when", ['["run"', '["exec"'])
+def test_kill_9_leaves_no_container(tmp_path, docker, when):
     task(tmp_path / "tasks", "one")
     words = ["midstream", "eval", "harbor", "--out", "run", "--quiet"]
     words += ["--set", f"tasks.path={tmp_path / 'tasks'}"]
     words += ["--set", f"engines.model={{type={scripted(tmp_path, ['sleep 100'])!r}}}"]
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, start_new_session=True)
-    _until(lambda: any((docker / "boxes").iterdir()))
+    _until(lambda: any((docker / "boxes").iterdir()) and when in (docker / "log").read_text())
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     _until(lambda: not any((docker / "boxes").iterdir()))

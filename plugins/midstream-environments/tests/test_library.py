@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import os
+import subprocess
+import tempfile
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -139,6 +142,72 @@ def test_what_an_environment_starts_ends_with_it(library, tmp_path):
     while Path(f"/proc/{child}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_who_starts_a_process_uses_it_though_another_is_idle_by_then(library, monkeypatch):
+    """One that nobody uses is never loaded."""
+    toy = library(processes=2)
+
+    async def two():
+        first = await toy.hold()
+        start = toy._started
+
+        def meanwhile():
+            first.hold(-1)
+            return start()
+
+        monkeypatch.setattr(toy, "_started", meanwhile)
+        return first, await toy.hold()
+
+    first, second = asyncio.run(two())
+    assert first is not second
+    assert first.version == second.version
+
+
+@pytest.mark.parametrize("late", ["chosen", "_started"])
+def test_a_process_whose_caller_has_gone_ends_with_its_library(library, monkeypatch, late):
+    """It is closed before the process is started, or meanwhile."""
+    toy, begun, closed = library(), threading.Event(), threading.Event()
+    start, made = toy._started, []
+
+    def kept():
+        made.append(start())
+        return made[-1]
+
+    monkeypatch.setattr(toy, "_started", kept)
+    work = getattr(toy, late)
+
+    def slow():
+        begun.set()
+        closed.wait(30 if late == "chosen" else 0.3)
+        return work()
+
+    monkeypatch.setattr(toy, late, slow)
+
+    async def leave():
+        holding = asyncio.ensure_future(toy.hold())
+        await asyncio.to_thread(begun.wait)
+        holding.cancel()
+        await asyncio.wait({holding})
+        await toy.close()
+        closed.set()
+
+    asyncio.run(leave())
+    until = time.monotonic() + 30
+    while not (made and made[0]._process.returncode is not None) and time.monotonic() < until:
+        time.sleep(0.05)
+    [process] = made
+    assert process.gone == "it was closed"
+    assert process._process.returncode is not None
+    assert not Path(process._directory.name).exists()
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing(library, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: os.open(tmp_path / "nothing", os.O_RDONLY))
+    with pytest.raises(OSError, match="nothing"):
+        library().call("rows")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_version_that_was_not_tested_is_named_once(library, caplog, monkeypatch):

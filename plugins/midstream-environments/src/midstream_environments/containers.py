@@ -1,7 +1,8 @@
 """Containers for the tasks of Harbor, by the commands of docker or podman.
 
 A container's first process reads its standard input, which this process holds: once that is closed, by `kill -9` too,
-the container ends, and the runtime removes it. What runs in it is started with `exec`.
+the container ends, and the runtime removes it. If that happens while it is being created, the command that creates it
+continues: the container starts, reads the end of its input, and ends. What runs in it is started with `exec`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LABEL = "midstream.harbor"
 # A runtime that is there answers at once; one whose daemon hangs never does.
 _ANSWER_S = 30.0
 _REMOVE_S = 30.0
+# For the command that runs a container to end once that is removed.
+_END_S = 2.0
 _READY = b"midstream-ready"
 # Of what a command prints, for an error.
 _KEPT = 2000
@@ -126,7 +129,7 @@ class Runtime:
         """Start a container. Raises `InfrastructureError`."""
         image, name = await self.image(machine), f"midstream-{uuid4().hex[:12]}"
         words = ["run", "--rm", "--interactive", "--name", name, "--label", f"{LABEL}={os.getpid()}"]
-        words += ["--cpus", f"{machine.cpus:g}"] * (machine.cpus is not None)
+        words += ["--cpus", f"{machine.cpus:g}"] if machine.cpus is not None else []
         words += ["--memory", f"{machine.memory_mb}m"] * (machine.memory_mb is not None)
         words += ["--network", "none"] * (not machine.network)
         words += ["--workdir", machine.workdir] if machine.workdir else []
@@ -208,13 +211,22 @@ class Container:
         """Remove the container; repeating does nothing."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        with suppress(TimeoutError):
-            # One that ended by itself is gone already.
-            await self._runtime.run("rm", "--force", self.name, limit_s=_REMOVE_S)
-        if self._process.returncode is None:
+        await self._remove()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            # It does not end with its container: it may have created that only after there was none to remove, and
+            # killed before it starts it, nothing else would remove it.
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+            await self._remove()
+
+    async def _remove(self) -> None:
+        with suppress(TimeoutError):
+            # One that ended by itself is gone already.
+            await self._runtime.run("rm", "--force", self.name, limit_s=_REMOVE_S)
 
 
 async def runtime_of(wanted: str) -> Runtime:

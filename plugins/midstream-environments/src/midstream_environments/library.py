@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,6 +25,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError, UsageError
+from midstream.core.threads import start_thread
 from midstream.core.version import __version__
 from midstream_environments.process import Call, EnvironmentFailure, GoneError, Process
 
@@ -114,8 +116,11 @@ class Library:
             self._processes = [process for process in self._processes if not process.gone]
             idle = [process for process in self._processes if not process.busy]
             if not idle and len(self._processes) < self.config.processes:
-                self._processes.append(self._started())
-            process = min(self._processes, key=lambda process: process.busy)
+                # Its starter uses it, though another may be idle by now: a process that nobody uses is never loaded.
+                process = self._started()
+                self._processes.append(process)
+            else:
+                process = min(self._processes, key=lambda process: process.busy)
             process.hold(+1)
         try:
             try:
@@ -175,7 +180,21 @@ class Library:
                 return process
 
         # In a thread: to load a library takes seconds.
-        return await asyncio.to_thread(hold)
+        holding = start_thread(hold, "environment")
+        try:
+            return await asyncio.wrap_future(holding)
+        except asyncio.CancelledError:
+            # The thread continues, and may even start a process after `close`.
+            holding.add_done_callback(self._leave)
+            raise
+
+    def _leave(self, held: Future[Process]) -> None:
+        """Let go of a process for which nobody waits any longer."""
+        if held.exception() is None:
+            process = held.result()
+            process.hold(-1)
+            if self.users <= 0 and not process.busy:
+                process.end()
 
     async def ask(self, name: str, *, process: Process | None = None, **arguments: JsonValue) -> Any:
         """Call a method of the adapter, in `process` if it is given; `call_s` limits it once it has begun.
@@ -254,10 +273,12 @@ class Library:
 
     def end_unless_open(self) -> None:
         """End the processes, unless a build uses them."""
-        if self.users <= 0:
-            for process in self._processes:
-                process.end()
-            self._processes = []
+        # Not while one is being started, which would be left out.
+        with self._choosing:
+            if self.users <= 0:
+                for process in self._processes:
+                    process.end()
+                self._processes = []
 
     async def close(self) -> None:
         """The end of one build: with the last one, the processes end."""

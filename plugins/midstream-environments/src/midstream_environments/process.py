@@ -34,6 +34,8 @@ from midstream_environments import worker
 
 # Of what a process prints, for its error.
 _KEPT_LINES = 20
+# How often a load looks whether the process is still there.
+_POLL_S = 0.1
 # For a process to end by itself once its connection is closed.
 _END_S = 2.0
 
@@ -83,25 +85,30 @@ class Process:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._loading = threading.Lock()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._connection: socket.socket | None = None
         self._sending: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
         self._directory = tempfile.TemporaryDirectory(prefix="midstream-environment-")
         self._server = socket.socket(socket.AF_UNIX)
         address = str(Path(self._directory.name, "socket"))
-        self._server.bind(address)
-        self._server.listen(1)
         words = [python, "-P", worker.__file__, address, str(adapter), json.dumps(settings)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            # Ctrl-C is for the run, which then ends the process.
-            start_new_session=True,
-        )
+        try:
+            self._server.bind(address)
+            self._server.listen(1)
+            self._server.settimeout(_POLL_S)
+            self._process = subprocess.Popen(
+                [sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                # Ctrl-C is for the run, which then ends the process.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._close_server()
+            raise
         self._output = threading.Thread(target=self._keep_output, daemon=True)
         self._output.start()
 
@@ -118,7 +125,7 @@ class Process:
             if self._connection is None:
                 try:
                     self._connect()
-                except Exception as error:
+                except BaseException as error:
                     self._error = error
                     self.end("it could not load the library")
                     if self._connection is not None:
@@ -126,8 +133,12 @@ class Process:
                         self._connection.close()
                     raise
                 finally:
-                    self._server.close()
-                    self._directory.cleanup()
+                    self._close_server()
+
+    def _close_server(self) -> None:
+        """Accept no connection any longer; repeating does nothing."""
+        self._server.close()
+        self._directory.cleanup()
 
     def _connect(self) -> None:
         """Accept the process's connection, and read what became of the library."""
@@ -153,8 +164,9 @@ class Process:
 
     def _accept(self, until: float) -> socket.socket:
         """The connection of the process. Raises `TimeoutError`, and `EnvironmentFailure` if it ends before."""
-        self._server.settimeout(0.1)
         while True:
+            if self.gone:
+                raise self._failed(f"the process that loads {self._what} was ended: {self.gone}", "try again")
             try:
                 return self._server.accept()[0]
             except TimeoutError:
@@ -277,6 +289,12 @@ class Process:
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
+        # A load under way closes it by itself, and this process may never have been loaded.
+        if self._loading.acquire(blocking=False):
+            try:
+                self._close_server()
+            finally:
+                self._loading.release()
         assert self._process.stdin is not None
         if self._process.poll() is None:
             _later(within_s, self._process.stdin.close)
