@@ -86,6 +86,9 @@ def _run(words: Sequence[str]) -> int:
             from midstream.components.own import TRUST
 
             os.environ[TRUST] = "1"
+        for package in extensions(options.command):
+            if hasattr(package, "instead") and (code := package.instead(options)) is not None:
+                return code
         return _module(options.command).run(options)
     except MidstreamError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:
