@@ -31,7 +31,7 @@ COMMANDS = {
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
-    "serve": "answer clients with an agent, or open sessions for agents that run elsewhere",
+    "serve": "answer clients with an agent",
     "list": "recipes, benchmarks, tools and other components; one in full",
     "doctor": "what works on this machine; does a model's server answer?",
     "call": "call a tool by hand, or see what it takes",
