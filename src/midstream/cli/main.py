@@ -86,6 +86,7 @@ def _run(words: Sequence[str]) -> int:
             from midstream.components.own import TRUST
 
             os.environ[TRUST] = "1"
+        # With an option of a package a command may do something else, such as `train --try`.
         for package in extensions(options.command):
             if hasattr(package, "instead") and (code := package.instead(options)) is not None:
                 return code
