@@ -23,7 +23,6 @@ Those of `recipe.overrides.AgentChanges` change the recipe as the options of com
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
@@ -72,7 +71,7 @@ from midstream.recipe.overrides import (
 )
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.serving import served
-from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of
+from midstream.recipe.sessions import refuse_strategy, require_sets, session_of
 from midstream.report import comparison
 from midstream.report.comparison import Comparison
 from midstream.report.progress import print_warnings, progress
@@ -89,7 +88,6 @@ from midstream.view.bundle import AT_END, write_runs
 if TYPE_CHECKING:
     from midstream.lessons.lesson_set import LessonSet
     from midstream.lessons.validation import Validation
-    from midstream.training.trial import RecipeTrial
 
 AnyAgent = AgentSpec | Run | RunDirectory | Recipe | Table | Place
 """An agent, a run whose agent is meant, or a recipe or run, by its name or path or as it is."""
@@ -671,28 +669,6 @@ def compare(first: Run | RunDirectory | Place, *others: Run | RunDirectory | Pla
 
 
 # --- before and after learning ----------------------------------------------------------------------------------------
-
-
-@allow_event_loop
-def try_training(recipe: Recipe | str) -> RecipeTrial:
-    """Play some tasks and make one step of a recipe, which is thrown away, to see if training can work.
-
-    Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.
-    """
-    recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
-    if recipe.training is None or recipe.training.algorithm != "flow_grpo" or recipe.warm_start is not None:
-        raise UsageError(
-            f"recipe {recipe.name!r} has no reinforcement of a pretrained model to try",
-            code="not-trainable",
-            fix="midstream train it without --try; --dry-run says how much there is to do",
-        )
-    with Build(recipe) as build:
-        parts = parts_of(build)
-        # It needs torch, which `parts_of` has checked.
-        from midstream.training.trial import measure
-
-        process.use_threads(recipe, learns=True)
-        return asyncio.run(measure(parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

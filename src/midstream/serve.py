@@ -1,42 +1,27 @@
-"""Serve an agent, or sessions for agents of other programs, until Ctrl-C (`midstream serve`).
-
-RUN or RECIPE            clients of OpenAI's and Anthropic's APIs ask the agent
-RECIPE, sessions         callers open sessions with tasks of their own; each is scored and recorded
-RECIPE, sessions, train  callers run the agent that learns: they get the tasks of the training
-"""
+"""Answer clients of OpenAI's and Anthropic's APIs with an agent, until Ctrl-C (`midstream serve`)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Unpack
 
 from midstream import api
 from midstream.core.engine import ForwardedReply, ForwardedRequest
-from midstream.core.errors import MidstreamError, RewardError, StorageError
-from midstream.core.events import Listener, Note, TurnEvent
+from midstream.core.errors import MidstreamError
+from midstream.core.events import Listener, TurnEvent
 from midstream.core.seeds import derive_seed
-from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import shorten
-from midstream.core.trajectory import Action, Observation, Score, Trajectory, usage_of
+from midstream.core.trajectory import Action, Observation, Trajectory, usage_of
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing, media_of
 from midstream.gateway.server import Gateway, PendingReply, Step
-from midstream.gateway.settings import ServeConfig, SessionSettings
-from midstream.process import build_for, open_budget, running
-from midstream.recipe.inputs import create_run
-from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
-from midstream.recipe.schema import Recipe, parse_recipe
-from midstream.recipe.sessions import refuse_strategy
+from midstream.gateway.settings import ServeConfig
+from midstream.recipe.overrides import AgentChanges
 from midstream.report.progress import print_warnings
-from midstream.rewards.rule import BaseReward
 from midstream.rollout import Environment, rollout
-from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
-from midstream.runs.budget import BudgetedAgent
 
 _SHOWN = 200  # characters of a step
 
@@ -75,127 +60,6 @@ def serve_agent(
     built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
     with built as (environment, run_coroutine, build), suppress(KeyboardInterrupt):
         run_coroutine(speak_http(AnsweringAgent(environment, build.recipe.seed)))
-
-
-def serve_training(
-    source: str,
-    out: Path | None = None,
-    *,
-    config: ServeConfig,
-    listener: Listener = print_warnings,
-    ready: Callable[[str], object] = lambda _: None,
-    **changes: Unpack[LearningChanges],
-) -> RunDirectory:
-    """Train a recipe with an agent that runs elsewhere: its callers get the tasks. Arguments as of `api.train`."""
-    recipe = external_recipe(source, config, **changes)
-    ready(f"http://{config.host}:{config.port}")
-    return api.train(recipe, out=out, exist_ok=False, listener=listener).directory
-
-
-def external_recipe(source: str, config: ServeConfig, **changes: Unpack[LearningChanges]) -> Recipe:
-    """A recipe whose agent runs elsewhere, and asks the engine of the recipe's policy.
-
-    Raises `RecipeError` for one with a strategy.
-    """
-    recipe = changed_recipe(source, **changes)
-    refuse_strategy(recipe)
-    table = recipe.table()
-    policy = recipe.modules[recipe.trained]
-    if table["agent"]["type"] != "external":
-        sampling = getattr(policy.config, "sampling", None)
-        given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
-        if isinstance(policy.config, SessionSettings):
-            # Its limits are those of the sessions.
-            given = policy.config.model_dump(mode="json", include=set(SessionSettings.model_fields), exclude_none=True)
-        table["agent"] = {**given, "type": "external", "engine": policy.engine}
-        table["tools"] = {}
-    table["serve"] = {**table["serve"], "host": config.host, "port": config.port}
-    return parse_recipe(table)
-
-
-def serve_sessions(
-    source: str,
-    out: Path | None = None,
-    *,
-    config: ServeConfig,
-    listener: Listener = print_warnings,
-    ready: Callable[[str], object] = lambda _: None,
-    **changes: Unpack[LearningChanges],
-) -> RunDirectory:
-    """Open sessions for callers with tasks of their own, and record each as it ends, until Ctrl-C.
-
-    A session is scored by its caller's reward, or by the recipe's if its task has an answer; else it has no reward.
-    """
-    recipe = external_recipe(source, config, **changes).model_copy(update={"training": None})
-    root = Path(out or api.new_root(recipe.name))
-    build = build_for(recipe, {})
-    with ExitStack() as opened:
-        run_coroutine = opened.enter_context(running("evaluation", build, listener))
-        begun = (root / "run.json").exists()
-        run = RunDirectory.open(root) if begun else create_run(root, build, EvaluationInfo())
-        opened.enter_context(run.lock())
-        opened.enter_context(open_budget(run, build.budget))
-        journal = opened.enter_context(closing(Journal(run.results_path)))
-        run.set_status("running")
-        environment = build.environment()
-        # A caller who gave up does not come back for another attempt.
-        once = environment.config.model_copy(update={"max_attempts": 1})
-        environment = replace(environment, reward=_WithAnswer(environment.reward), config=once)
-
-        async def work() -> None:
-            full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-            async def one(task: Task) -> str:
-                try:
-                    [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
-                    results.append(journal, "sessions", group.trajectories)
-                except Exception as failure:  # noqa: BLE001  # whatever a caller brought ends only its own session
-                    listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
-                    # No session can be recorded any more.
-                    if isinstance(failure, StorageError) and not full.done():
-                        full.set_exception(failure)
-                    return str(failure) or repr(failure)
-                return ""
-
-            agent: Any = environment.agent
-            while isinstance(agent, BudgetedAgent):
-                agent = agent.agent
-            # Ids of sessions that an earlier server has recorded are taken.
-            ended = [result.place[0] for result in results.read(run.results_path)]
-            agent.take_tasks(one, ended)
-            build.gateway.start()
-            ready(build.gateway.address)
-            # Or until Ctrl-C.
-            await full
-
-        try:
-            with suppress(KeyboardInterrupt):
-                run_coroutine(work())
-        finally:
-            with run.trajectories.writing("sessions") as write:
-                for result in results.read(run.results_path):
-                    write(result.trajectory)
-            run.set_status("finished")
-    return run
-
-
-class _WithAnswer(BaseReward):
-    """A reward that refuses to score a task without an answer: an answer that nothing compares with is not wrong."""
-
-    def __init__(self, reward: Reward) -> None:
-        # Its owner closes it.
-        self._reward, self.name, self.judged = reward, reward.name, reward.judged
-
-    async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """The reward's score. Raises `RewardError` for a task without an answer."""
-        if not task.answer:
-            raise RewardError(
-                f"task {task.id!r} has no answer to score by, and its caller gave no reward",
-                code="reward-missing",
-                fix="open the session with an answer, or end it with a reward",
-                retryable=False,
-            )
-        return await self._reward.score(task, trajectory)
 
 
 class AnsweringAgent:

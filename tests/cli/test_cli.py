@@ -344,7 +344,7 @@ REFUSED = {
     "a directory without a run": (["eval", "TMP"], "not-a-run", "run.json", "--out"),
     "an empty directory name": (["train", "TMP/ten.toml", "--out="], "empty-value", "--out", "leave the option out"),
     "a file as a run": (["eval", "RUN", "--out", "TMP/bare/run.json"], "directory-unusable", "run.json", "--out"),
-    "a directory of questions": (["list", "benchmarks", "--file", "TMP"], "file-unreadable", "directory", "ls"),
+    "a directory of questions": (["list", "benchmarks", "gpqa", "--file", "TMP"], "file-unreadable", "directory", "ls"),
     "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "not-a-run", "nowhere", ""),
 }
 

@@ -103,6 +103,7 @@ def test_it_is_quick_to_ask_and_loads_no_torch():
         (("benchmarks", "zebra"), "unknown-benchmark"),
         (("reward", "--file", "own.jsonl"), "option-without-effect"),
         (("--file", "own.jsonl"), "option-without-effect"),
+        (("benchmarks", "--file", "own.jsonl"), "option-without-effect"),
     ],
 )
 def test_wrong_words_are_refused(capsys, words, code):
@@ -207,23 +208,11 @@ def test_one_with_a_file(capsys, tmp_path):
     assert entry["first"]["answer"] == "elm"
 
 
-def test_a_file_of_your_own(capsys, tmp_path):
-    path = write(tmp_path / "own.jsonl", [{"question": "\x1b[31mWhich?", "answer": 4, "aliases": ["four"]}])
-    assert "\\x1b[31mWhich?" in output(capsys, "benchmarks", "--file", path)
-    [entry] = found(capsys, "benchmarks", "--file", path).values()
-    assert entry["families"] == {"own": 1}
-    assert entry["first"]["aliases"] == ["four"]
-
-
-def test_bad_rows_are_named_and_nothing_is_shown(capsys, tmp_path):
-    path = write(
-        tmp_path / "own.jsonl", [{"question": "a", "answer": 1}, {"question": "b"}, {"question": "a", "answer": 2}]
-    )
-    said = output(capsys, "benchmarks", "--file", path, code=2)
-    assert "own.jsonl has 2 bad rows:" in said
-    assert "line 2: 'answer' is missing or null" in said
-    assert 'line 3: its question stands on line 1 with another answer: "1", here "2"' in said
-    assert "benchmark medqa in " in output(capsys, "benchmarks", "medqa", "--file", path, code=2)
+def test_a_file_of_another_benchmark_is_refused_and_its_texts_are_shown_as_text(capsys, tmp_path):
+    path = write(tmp_path / "own.jsonl", [{"question": "\x1b[31mWhich?", "answer": 4}])
+    said = output(capsys, "benchmarks", "medqa", "--file", path, code=2)
+    assert "benchmark medqa in " in said
+    assert "\x1b" not in said
 
 
 def test_worlds_are_shown_with_questions(capsys):

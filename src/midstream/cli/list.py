@@ -29,7 +29,6 @@ from midstream.report.blocks import Block
 
 if TYPE_CHECKING:
     from midstream.components.component import Kind
-    from midstream.core.task import Task
     from midstream.sources.benchmarks import Benchmark
 
 # Components, tasks and benchmarks are imported where a kind needs them: each takes a quarter of a second.
@@ -82,34 +81,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `list`."""
     parser.add_argument("kind", nargs="?", choices=tuple(KINDS), metavar="KIND", help=f"one of: {', '.join(KINDS)}")
     parser.add_argument("item", nargs="?", metavar="NAME", help="one of them, or your own: my_rewards.py:exact")
-    parser.add_argument(
-        "--file", metavar="PATH", help="the questions of a benchmark; without NAME: check your own questions"
-    )
+    parser.add_argument("--file", metavar="PATH", help="the questions of a benchmark")
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """List the kinds or those of one kind, or show one entry."""
     kind, name = options.kind, options.item
-    if options.file is not None and kind != "benchmarks":
-        fix = "midstream list benchmarks --file FILE"
-        raise UsageError("--file without benchmarks", code="option-without-effect", fix=fix)
-    one = name is not None or options.file is not None
+    one = name is not None
+    if options.file is not None and not (kind == "benchmarks" and one):
+        fix = "name it; your own questions are checked by: midstream eval direct --tasks FILE --dry-run"
+        raise UsageError("--file without a benchmark", code="option-without-effect", fix=fix)
     entries: list[Entry] = []
-    names: Sequence[str | None] = [name] if one else _names(kind) if kind else ()
-    for each in names:
+    for each in [name] if one else _names(kind) if kind else ():
         try:
-            if each is None or kind == "benchmarks":
+            if kind == "benchmarks":
                 entries.append(_benchmark(each, options.file, full=one))
+            elif kind == "recipes":
+                entries.append(_recipe(each, full=one))
             else:
-                entries.append(
-                    _recipe(each, full=one) if kind == "recipes" else _component(_component_kind(kind), each)
-                )
+                entries.append(_component(_component_kind(kind), each))
         except MidstreamError as error:
             if one:
                 raise
             # It stays in the list, which says why it cannot be used here.
-            entries.append(Entry(str(each), f"unusable: {error.what}", {}))
+            entries.append(Entry(each, f"unusable: {error.what}", {}))
     if kind is None:
         counts = {each: len(_names(each)) for each in KINDS}
         entries = [Entry(each, f"{KINDS[each]} ({count:,})", {"count": count}) for each, count in counts.items()]
@@ -272,14 +268,10 @@ def _needs(config: type[BaseModel]) -> tuple[dict[str, str], dict[str, str]]:
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
 
-def _benchmark(name: str | None, path: str | None, *, full: bool) -> Entry:
-    """A benchmark; in full with its questions if they are in the file `path`, or here. Without a name, that file."""
+def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
+    """A benchmark; in full with its questions if they are in the file `path`, or here."""
     from midstream.sources.benchmarks import find
-    from midstream.sources.file import FileTasksConfig
 
-    if name is None:
-        own = FileTasksConfig(path=Path(str(path))).build()
-        return Entry(str(path), "your own questions", _counts(own.tasks("test"), "test", {}))
     benchmark = find(name)
     size = benchmark.sizes.get(benchmark.main_split)
     notes = [] if size is None else [f"{size:,} questions"]
@@ -298,9 +290,13 @@ def _benchmark(name: str | None, path: str | None, *, full: bool) -> Entry:
 
 
 def _questions(benchmark: Benchmark, path: str | None) -> Block:
-    """The questions in a file, in what was downloaded before, or of a world, which makes them; {} if not here."""
+    """How many questions there are, of which families, what scores them, and the first; {} if they are not here.
+
+    They are in a file, in what was downloaded before, or of a world, which makes them.
+    """
     from midstream.components.tables import parse_component
     from midstream.recipe.check import task_source
+    from midstream.rewards.composite import rule_for
     from midstream.sources.benchmarks import is_downloaded
     from midstream.sources.finite import Finite
 
@@ -318,15 +314,8 @@ def _questions(benchmark: Benchmark, path: str | None) -> Block:
             return {}
         raise
     left_out = source.left_out.get(benchmark.main_split, {}) if isinstance(source, Finite) else {}
-    return _counts(tasks, benchmark.main_split, left_out)
-
-
-def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> Block:
-    """How many questions there are, of which families, what scores them, and the first."""
-    from midstream.rewards.composite import rule_for
-
     return {
-        "questions": {split: len(tasks)},
+        "questions": {benchmark.main_split: len(tasks)},
         "left_out": dict(left_out),
         "families": dict(Counter(task.family for task in tasks)),
         "rewards": dict(Counter(task.reward or rule_for(task) for task in tasks)),

@@ -31,7 +31,7 @@ COMMANDS = {
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
-    "serve": "answer clients with an agent, or open sessions for agents that run elsewhere",
+    "serve": "answer clients with an agent",
     "list": "recipes, benchmarks, tools and other components; one in full",
     "doctor": "what works on this machine; does a model's server answer?",
     "call": "call a tool by hand, or see what it takes",
@@ -86,6 +86,10 @@ def _run(words: Sequence[str]) -> int:
             from midstream.components.own import TRUST
 
             os.environ[TRUST] = "1"
+        # With an option of a package a command may do something else, such as `train --try`.
+        for package in extensions(options.command):
+            if hasattr(package, "instead") and (code := package.instead(options)) is not None:
+                return code
         return _module(options.command).run(options)
     except MidstreamError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
@@ -127,6 +128,13 @@ def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> Chang
     from midstream.recipe.overrides import changes_in
 
     return changes_in(kind, vars(options))
+
+
+def allow_interrupts() -> None:
+    """Have Ctrl-C and SIGTERM end what serves until then."""
+    # SIGINT is ignored in a shell's background.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:

@@ -118,15 +118,11 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
 
 def _resume(run: RunDirectory) -> list[blocks.Block | None]:
     """The command that continues a run that did not end."""
-    if run.status().state not in ("interrupted", "failed"):
+    asked = run.info().evaluation
+    # Without tasks of its own it has those that callers bring: who opened it continues it.
+    if run.status().state not in ("interrupted", "failed") or (asked and not asked.tasks):
         return []
-    info, root = run.info(), shlex.quote(str(run.root))
-    command = f"midstream resume {root}"
-    agent = info.resolved.get("agent")
-    if info.evaluation and isinstance(agent, dict) and agent.get("type") == "external":
-        # Its callers have to come again.
-        command = f"midstream serve {root}/recipe.toml --sessions --out {root}"
-    return [blocks.code(f"resume with: {command}")]
+    return [blocks.code(f"resume with: midstream resume {shlex.quote(str(run.root))}")]
 
 
 def _dumped(records: Sequence[BaseModel]) -> list[blocks.Block]:

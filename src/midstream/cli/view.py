@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import webbrowser
 from contextlib import suppress
@@ -53,9 +52,7 @@ def run(options: argparse.Namespace) -> int:
                 code="file-not-found",
                 fix="name a run, or a directory of runs" if options.runs else "name one: midstream view RUN",
             )
-    # SIGINT is ignored in a shell's background.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    shared.allow_interrupts()
 
     def ready(address: str) -> None:
         print(address, flush=True)

@@ -93,7 +93,6 @@ AGENTS = {
     "interleaved": "midstream.recipe.schema:InterleavedConfig",
     "direct": "midstream.recipe.schema:DirectConfig",
     "command": "midstream.gateway.session_agent:CommandSettings",
-    "external": "midstream.gateway.external:ExternalSettings",
 }
 
 # By kind, the function that makes the settings of a component of your own: of a function, a class or an object. It

@@ -206,7 +206,7 @@ class Gateway:
             self.check_admin(request.scope)
             body = http.parse_json(await http.body_of(request.receive, _LONGEST_NEWS) or b"{}")
             if self.opener is None or self.loop is None:
-                words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
+                words = "this run starts its agents itself; serve --sessions of midstream-extra opens them for others"
                 raise FormError("no-sessions", words, None, status=404)
             opening = asyncio.ensure_future(http.in_loop(self.loop, self.opener(body)))
             gone = asyncio.ensure_future(http.hung_up(request.receive))

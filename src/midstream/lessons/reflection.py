@@ -12,7 +12,6 @@ the gold answer then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from midstream.components.component import ProposerConfig
@@ -27,16 +26,6 @@ from midstream.rewards.votes import answer_key
 from midstream.rollout import Group, run_concurrently
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Suggestion:
-    """The changes from one task or from the merged batch; `skipped` is "uniform", or why the task's group is broken."""
-
-    operations: Sequence[Operation] = ()
-    left_out: Sequence[OperationOutcome] = ()
-    unreadable: Sequence[str] = ()
-    skipped: str = ""
-
-
 class Reflection:
     """A model reads the rollouts of a group side by side, and says what good ones did that bad ones did not."""
 
@@ -47,27 +36,26 @@ class Reflection:
         retries, and a `BudgetError` stop the run, which can be resumed.
         """
         groups = work.groups or [Group(task=task, trajectories=()) for task in work.tasks]
-        suggestions = await run_concurrently(self._study(work, group) for group in groups)
-        batch = await self._merge(work, suggestions)
-        skipped = {task.id: each.skipped for task, each in zip(work.tasks, suggestions, strict=True) if each.skipped}
+        of_groups = await run_concurrently(self._study(work, group) for group in groups)
+        batch = await self._merge(work, of_groups)
         return Proposal(
             operations=batch.operations,
-            uniform=list(skipped.values()).count("uniform"),
-            broken={task: reason for task, reason in skipped.items() if reason != "uniform"},
-            left_out=[outcome for each in (*suggestions, batch) for outcome in each.left_out],
-            unreadable=[text for each in (*suggestions, batch) for text in each.unreadable],
+            uniform=sum(each.uniform for each in of_groups),
+            broken={task: why for each in of_groups for task, why in each.broken.items()},
+            left_out=[outcome for each in (*of_groups, batch) for outcome in each.left_out],
+            unreadable=[text for each in (*of_groups, batch) for text in each.unreadable],
         )
 
-    async def _study(self, work: Work, group: Group) -> _Suggestion:
+    async def _study(self, work: Work, group: Group) -> Proposal:
         """Learn from one group: summarize every rollout, then contrast them; or write lessons from its question."""
         config, reflector = work.config, work.reflector
-        gold = group.task.answer if config.truth == "answer" else None
+        task, gold = group.task.id, group.task.answer if config.truth == "answer" else None
         lost, summaries = list[str](), list[str | None]()
         try:
             if config.lessons_from == "rollouts":
                 graded = _graded(group, config)
-                if isinstance(graded, str):
-                    return _Suggestion(skipped=graded)
+                if isinstance(graded, Proposal):
+                    return graded
                 group = graded
                 answers = await run_concurrently(
                     reflector.summarize(work.step, group.task.question, trajectory, gold)
@@ -76,13 +64,14 @@ class Reflection:
                 lost = [text for answer in answers for text in answer.flaws]
                 summaries = [answer.value for answer in answers]
                 if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
-                    return _Suggestion(skipped="fewer than two rollouts could be summarized", unreadable=lost)
+                    why = "fewer than two rollouts could be summarized"
+                    return Proposal(broken={task: why}, unreadable=lost)
             answer = await reflector.contrast(work.step, group, summaries, work.lesson_set, gold)
         except PromptTooLongError as failure:
-            return _Suggestion(skipped=failure.what)
+            return Proposal(broken={task: failure.what})
         lost += answer.flaws
         if answer.value is None:
-            return _Suggestion(skipped="the critic gave no reply that could be used", unreadable=lost)
+            return Proposal(broken={task: "the critic gave no reply that could be used"}, unreadable=lost)
         # A "keep" changes nothing, and does not count.
         counts = accumulate(operation.kind != "keep" for operation in answer.value)
         kept, beyond = list[Operation](), list[OperationOutcome]()
@@ -92,25 +81,25 @@ class Reflection:
             else:
                 reason = f"beyond the {config.changes_per_group} changes of a group"
                 beyond.append(OperationOutcome(operation=operation, refused=reason))
-        return _Suggestion(operations=kept, left_out=beyond, unreadable=lost)
+        return Proposal(operations=kept, left_out=beyond, unreadable=lost)
 
-    async def _merge(self, work: Work, lessons: Sequence[_Suggestion]) -> _Suggestion:
+    async def _merge(self, work: Work, of_groups: Sequence[Proposal]) -> Proposal:
         """One list for the batch. The merger is asked only where changes come from more than one group.
 
         Without its answer nothing is lost: the proposals are used as they are, equal ones once.
         """
-        proposed = [operation for lesson in lessons for operation in lesson.operations]
-        if sum(any(operation.kind != "keep" for operation in lesson.operations) for lesson in lessons) < 2:
-            return _Suggestion(operations=proposed)
+        proposed = [operation for each in of_groups for operation in each.operations]
+        if sum(any(operation.kind != "keep" for operation in each.operations) for each in of_groups) < 2:
+            return Proposal(operations=proposed)
         # Equal proposals of several groups are one.
         proposals = Proposals(proposed)
         try:
             answer = await work.reflector.merge(work.step, proposals, work.lesson_set)
         except PromptTooLongError as failure:
-            return _Suggestion(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
+            return Proposal(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
         if answer.value is None:
-            return _Suggestion(operations=proposals.operations, unreadable=answer.flaws)
-        return _Suggestion(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
+            return Proposal(operations=proposals.operations, unreadable=answer.flaws)
+        return Proposal(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
 
 
 class ReflectionConfig(ProposerConfig):
@@ -120,8 +109,8 @@ class ReflectionConfig(ProposerConfig):
     component = Reflection
 
 
-def _graded(group: Group, config: LessonsConfig) -> Group | str:
-    """The group's rollouts that ended, graded as `truth` says, without gold answers; or why nothing is learned.
+def _graded(group: Group, config: LessonsConfig) -> Group | Proposal:
+    """The group's rollouts that ended, graded as `truth` says, without gold answers; or that nothing is learned.
 
     A majority is of equal answers (`rewards.votes.answer_key`). A rollout without an answer has no vote and is
     wrong.
@@ -131,14 +120,15 @@ def _graded(group: Group, config: LessonsConfig) -> Group | str:
     if len(done) < min(2, config.group_size):
         errors = sorted({error_of(trajectory) for trajectory in group.trajectories if not ended(trajectory)})
         lost = len(group.trajectories) - len(done)
-        return f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}"
+        why = f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}"
+        return Proposal(broken={group.task.id: why})
     if config.truth != "answer":
         scores: list[Score | None] = [None] * len(done)
         if config.truth == "majority":
             keys = [answer_key(trajectory.question, trajectory.answer) for trajectory in done]
             first, *tied = most_frequent(keys) or [None]
             if first is None or tied:
-                return "no answer is more frequent than every other"
+                return Proposal(broken={group.task.id: "no answer is more frequent than every other"})
             scores = [Score(value=float(key == first)) for key in keys]
         done = [
             trajectory.model_copy(update={"reward": score, "gold": None})
@@ -147,5 +137,5 @@ def _graded(group: Group, config: LessonsConfig) -> Group | str:
     rewards = {trajectory.reward.value for trajectory in done if trajectory.reward}
     # Without contrast there is nothing to learn from, as with an advantage of 0.
     if config.skip_uniform and len(rewards) == 1:
-        return "uniform"
+        return Proposal(uniform=1)
     return Group(task=group.task, trajectories=tuple(done))

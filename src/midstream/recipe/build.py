@@ -19,7 +19,7 @@ from midstream import rollout
 from midstream.agents.agentflow import AgentFlowLoop
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
-from midstream.components.component import Component, Context, Sandbox, Table, Wrappers, wrapper_config
+from midstream.components.component import Component, Context, Sandbox, Wrappers, wrapper_config
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent
 from midstream.core.engine import Engine, ServedEngine, Weights
@@ -216,7 +216,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             # Weights that change under one name would have replies of others; what is found costs no budget.
             trains = self.recipe.training is not None and name == self.recipe.training.weights
             if self._replies is not None and isinstance(engine, ServedEngine) and not trains:
-                engine = CachedEngine(engine, _asked_model(component), self._replies)
+                # Two servers may have two models, or quantizations, of one name.
+                table = component.table()
+                server = {key: table[key] for key in ("provider", "base_url", "serve") if key in table}
+                engine = CachedEngine(engine, component.identity | server, self._replies)
                 self.opened.append(engine)
             self._asked[name] = engine
         return self._asked[name]
@@ -341,12 +344,6 @@ def _at_temperature(name: str, component: Component, temperature: float) -> Comp
     sampling = {**config.sampling.model_dump(), "temperature": temperature}
     sampling = validate(type(config.sampling), sampling, f"agent.{name}.sampling")
     return component.model_copy(update={"config": config.model_copy(update={"sampling": sampling})})
-
-
-def _asked_model(component: Component) -> Table:
-    """The model of an engine and its server: two servers may have two models, or quantizations, of one name."""
-    table = component.table()
-    return component.identity | {key: table[key] for key in ("provider", "base_url", "serve") if key in table}
 
 
 def require_scored(build: Build, reward: Component, tasks: Sequence[Task]) -> None:

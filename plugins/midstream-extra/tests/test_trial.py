@@ -7,14 +7,13 @@ import json
 
 import pytest
 
-from midstream import api
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
-from midstream.training import trial
+from midstream_extra import trial
 from support.errors import coded
 
 USUAL = {
@@ -39,7 +38,7 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
 
 def test_the_command_prints_what_a_trial_measured(monkeypatch, capsys):
     measured = trial.RecipeTrial(**USUAL)
-    monkeypatch.setattr(api, "try_training", lambda recipe: measured)
+    monkeypatch.setattr(trial, "try_training", lambda recipe: measured)
     assert main(["train", "tool-use-small", "--try", "--quiet"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "readable turns 100% of 10 contrast 80% of 16 groups" in shown
@@ -69,4 +68,4 @@ def test_advice_names_what_to_change(changes, words):
 @pytest.mark.parametrize("name", ["flow-grpo-tiny", "lessons-simulated", "control-supervised"])
 def test_a_recipe_without_a_pretrained_model_to_reinforce_is_refused(name):
     with pytest.raises(UsageError, check=coded("not-trainable", name)):
-        api.try_training(name)
+        trial.try_training(name)

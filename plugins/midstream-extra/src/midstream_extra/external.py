@@ -1,4 +1,4 @@
-"""An agent that runs elsewhere: its program opens sessions at the gateway, and ends them (`midstream serve RECIPE`).
+"""An agent that runs elsewhere: its program opens sessions at the gateway, and ends them (`sessions.py` serves them).
 
     POST /v1/sessions {"id": "mine-1"}     -> {"id", "key", "base_url", "model", "task": {"id", "question", "metadata"}}
     ... its requests, at base_url with the key

@@ -11,10 +11,10 @@ import pytest
 
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.gateway.external import ExternalAgent, ExternalSettings
 from midstream.gateway.server import Gateway
 from midstream.gateway.settings import ServeConfig
 from midstream.rollout import Environment, RolloutConfig, rollout
+from midstream_extra.external import ExternalAgent, ExternalSettings
 from support.gateway_sessions import Model, Right, ask, client
 
 
