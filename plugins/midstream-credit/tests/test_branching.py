@@ -54,6 +54,7 @@ class Dice(Engine):
         prompt_ids = tuple(self.codec.encode(request))
         if len(prompt_ids) > self.longest:
             raise PromptTooLongError("too long", code="prompt-too-long", calls=(Call(role=request.role),))
+        await asyncio.sleep(0)
         rng = random.Random(request.seed)
         text = rng.choice(self.texts)
         ids = self.codec.encode_text(text)
@@ -261,6 +262,23 @@ def test_a_tool_that_answers_otherwise_makes_the_rest_new():
         assert sampled(fork.calls[0]) == sampled(parent.calls[0])
 
 
+def test_after_another_answer_of_a_tool_nothing_is_replayed_even_if_it_was_asked_before():
+    async def forgets(question, model, tools):
+        said = await model(question)
+        said += await model(await tools["python"](code="x"))
+        for number in range(4):
+            said += await model(f"{question} {number}")
+        return said
+
+    agent = function_agent(forgets)
+    replayed = [
+        {sum(call.replayed for call in fork.calls) for fork, _ in forks_of(play(agent=agent, tools=[tool]))}
+        for tool in (Ticks(), Shout())
+    ]
+    assert replayed[0] == {1}
+    assert max(replayed[1]) > 2
+
+
 def test_concurrent_requests_of_the_trunk_are_replayed_also_after_the_fork():
     async def several(question, model, models):
         async def chain(name):
@@ -277,6 +295,37 @@ def test_concurrent_requests_of_the_trunk_are_replayed_also_after_the_fork():
         assert trunk.total() == fork.fork_at
         assert trunk <= Counter(map(sampled, parent.calls))
     assert branches(flat(groups)).keys() == {"trajectories that forked", "tokens of replies that were replayed"}
+
+
+@pytest.mark.parametrize("asks", [2, 3])
+def test_a_trunk_of_concurrent_requests_outlasts_what_is_answered_sooner(asks):
+    """The parent waits long for x1, so that z1 and z2 come before x2; a fork has x1 at once."""
+
+    class Slow(Dice):
+        async def sample(self, request):
+            said = request.messages[0].content
+            for _ in range(5 if said[0] == "x" and said[-1] == "?" else 0):
+                await asyncio.sleep(0)
+            return await super().sample(request)
+
+    async def two(question, model):
+        async def chain(said, asks):
+            for _ in range(asks):
+                said += await model(said)
+            return said
+
+        async def later():
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return await chain(f"z {question}", 2)
+
+        return "".join(await asyncio.gather(chain(f"x {question}", asks), later()))
+
+    groups = play(agent=function_agent(two), engine=Slow(*"abcdefgh"))
+    checked = [fork for fork, _ in forks_of(groups) if fork.fork_at > 2 or asks == 2]
+    assert len(checked) > 1
+    for fork in checked:
+        assert sum(call.replayed for call in fork.calls) == fork.fork_at
 
 
 def test_equal_requests_are_replayed_in_their_order():

@@ -144,7 +144,9 @@ async def branching_rollout(
             used |= {(task.id, fork.parent, fork.call) for fork in forks}
             for index, fork in enumerate(forks, first):
                 parent = done[task.id, fork.parent]
-                plans[derive_seed(seed, task.id, index)] = records[task.id, fork.parent].plan(parent.id, fork.call)
+                plans[derive_seed(seed, task.id, index)] = records[task.id, fork.parent].forking_at(
+                    fork.call, parent.id
+                )
         agent = _ForkingAgent(environment.agent, plans, {})
         dialogues = environment.dialogues and _ForkingDialogues(environment.dialogues, plans)
         places = {(task.id, index) for task in tasks for index in range(first, last)}
@@ -216,12 +218,16 @@ def _after_tools(trajectory: Trajectory, roles: Collection[str]) -> set[tuple[tu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """How a run forks: its parent's id, the seed of the run in which the trunk began, and the replies of the trunk."""
+    """How a run forks: its parent's id, the seed of the run in which the trunk began, and the replies of the trunk.
+
+    `fork` is the key of the request at which it forks, `known` are the keys of all requests of the parent.
+    """
 
     parent: str
     seed: int
     trunk: Sequence[_Asked]
-    fork: str  # key of the request at which it forks
+    fork: str
+    known: frozenset[str]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -242,15 +248,20 @@ class _RunRecord:
 
     run: int
     seed: int
-    fork: str | None = None  # key of the request at which it is to fork; None for a run from the start, or that did
+    plan: _Plan | None = None  # None for a run from the start
+    forked: bool = False
     trunk: dict[str, list[Call]] = field(default_factory=dict)
     asked: list[_Asked] = field(default_factory=list)
-    forks: bool = False
 
-    def plan(self, parent: str, call: int) -> _Plan:
-        """How another run forks from this one at a place in what it asked."""
-        trunk = [asked for asked in self.asked[:call] if asked.call is not None]
-        return _Plan(parent=parent, seed=self.seed, trunk=trunk, fork=self.asked[call].key)
+    def forking_at(self, call: int, parent: str) -> _Plan:
+        """How another run forks from this one, the trajectory `parent`, at a place in what it asked."""
+        return _Plan(
+            parent=parent,
+            seed=self.seed,
+            trunk=[asked for asked in self.asked[:call] if asked.call is not None],
+            fork=self.asked[call].key,
+            known=frozenset(asked.key for asked in self.asked),
+        )
 
     async def answer(self, engine: Engine, request: Request) -> Call:
         """The recorded reply to a request of the trunk, or else the engine's."""
@@ -263,15 +274,15 @@ class _RunRecord:
             free = call.usage.model_copy(update={"cost_usd": 0.0})
             asked.call = call.model_copy(update={"replayed": True, "usage": free, "failures": ()})
             return asked.call
-        if key == self.fork:
-            # Requests that run next to it still are the trunk's.
-            self.fork = None
-        if self.forks:
+        if self.plan is not None:
             request = replace(request, seed=derive_seed(self.run, request.seed))
+            # From now on what is new belongs to the fork. Of an agent that asks for several things at once, some of the
+            # trunk may still come.
+            self.forked |= key == self.plan.fork
         asked.call = await engine.sample(request)
-        if self.fork is not None:
-            # The agent asked for something else than its parent, so this is no longer the parent's run. A prompt that
-            # was too long, as it was for the parent, does not come here.
+        if self.plan is not None and not self.forked and key not in self.plan.known:
+            # A tool has answered otherwise, so this is no longer the parent's run. A prompt that was too long, for the
+            # parent too, does not come here.
             self.trunk.clear()
         return asked.call
 
@@ -341,7 +352,7 @@ class _ForkingAgent:
         plan, run = self.plans.get(context.seed), context.seed
         record = self.records[run] = _RunRecord(run=run, seed=run)
         if plan is not None:
-            record.seed, record.fork, record.forks = plan.seed, plan.fork, True
+            record.plan, record.seed = plan, plan.seed
             for asked in plan.trunk:
                 assert asked.call is not None
                 record.trunk.setdefault(asked.key, []).append(asked.call)
