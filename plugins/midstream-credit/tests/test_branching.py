@@ -29,9 +29,9 @@ from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, Group, RolloutConfig, rollout
 from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, budgeted
 from midstream.training.flow_grpo import FlowGRPO
-from midstream.training.rows import build_rows
+from midstream.training.rows import build_rows, group_advantages
 from midstream.training.settings import TrainingConfig
-from midstream_credit.branching import Fork, ForkConfig, branching_rollout, choose
+from midstream_credit.branching import Fork, ForkConfig, TreeConfig, branching_rollout, choose
 from support.errors import raises
 from support.gateway_sessions import ask, client
 from support.interleaved import Pairs, Shout, Talk
@@ -132,7 +132,7 @@ def forks_of(groups: Sequence[Group]) -> list[tuple[Trajectory, Trajectory]]:
 
 
 def check_trunks(groups: Sequence[Group]) -> int:
-    """Each fork shares its parent's first calls and then draws anew; returns how many drew something else."""
+    """Each fork shares its parent's first calls and then draws for itself; returns how many drew something else."""
     others = 0
     for fork, parent in forks_of(groups):
         ours, theirs, at = fork.calls, parent.calls, fork.fork_at
@@ -217,7 +217,7 @@ def test_forks_at_tools_follow_a_tools_result():
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-def test_forks_share_the_trunk_and_draw_anew_after_it():
+def test_forks_share_the_trunk_and_draw_for_themselves_after_it():
     engine = Dice(*"abcdefgh")
     groups = play(engine=engine)
     assert [each.id for each in flat(groups)] == [f"{task.id}#{index}" for task in TASKS[:2] for index in range(8)]
@@ -410,6 +410,22 @@ def test_budgets_and_costs_count_what_was_sampled():
     used = usage_of(call for each in everyone for call in each.calls)
     assert spent.tokens == used.prompt_tokens + used.completion_tokens
     assert spent.cost_usd == pytest.approx(sum(each.cost_usd for each in everyone)) == pytest.approx(0.01 * len(live))
+
+
+# --- advantages within trees ------------------------------------------------------------------------------------------
+
+
+def test_advantages_are_of_the_group_and_of_the_tree():
+    made = [("a", ""), ("b", ""), ("c", "a"), ("d", "c"), ("e", "b"), ("f", "")]
+    trajectories = [Trajectory(id=name, task_id="t", fork_of=parent) for name, parent in made]
+    rewards = [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+    group = group_advantages(rewards)
+    tree = dict(zip("acd", group_advantages([1.0, 0.0, 1.0]), strict=True))
+    expected = [value + 0.5 * tree.get(name, 0.0) for value, (name, _) in zip(group, made, strict=True)]
+    found = TreeConfig(weight=0.5).build(None)(rewards, trajectories)
+    assert found == pytest.approx(expected)
+    centered = TreeConfig(normalize_by_std=False).build(None)(rewards, trajectories)
+    assert centered == pytest.approx([0.5 + 1 / 3, -0.5, -0.5 - 2 / 3, 0.5 + 1 / 3, -0.5, 0.5])
 
 
 # --- every kind of agent ----------------------------------------------------------------------------------------------

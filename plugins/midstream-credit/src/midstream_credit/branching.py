@@ -14,7 +14,7 @@ Sources: ARPO (arXiv 2507.19849), Tree-GRPO (arXiv 2509.21240); README.md has wh
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
@@ -211,6 +211,47 @@ def _after_tools(trajectory: Trajectory, roles: Collection[str]) -> set[tuple[tu
         if observed:
             answered |= set(roles)
     return found
+
+
+class TreeConfig(ComponentConfig):
+    """Advantages within a tree and across trees (Tree-GRPO), of groups whose trajectories fork.
+
+    A tree is a trajectory from the start with all that fork from it, and from these. With R_i the reward of trajectory
+    i, and T(i) the rewards of its tree,
+
+        A(i) = (R_i - mean(R)) / std(R) + weight (R_i - mean(T(i))) / std(T(i))
+
+    Standard deviations as everywhere in midstream; a tree of one trajectory or of equal rewards adds 0.
+
+    Attributes:
+        weight: of the advantage within the tree
+        normalize_by_std: divide by standard deviations
+    """
+
+    weight: float = Field(default=1.0, ge=0)
+    normalize_by_std: bool = True
+
+    def build(self, context: Context | None) -> Callable[..., list[float]]:
+        """The function of a group."""
+
+        def advantages(rewards: Sequence[float], trajectories: Sequence[Trajectory], *_: object) -> list[float]:
+            from midstream.training.rows import group_advantages
+
+            parents = {trajectory.id: trajectory.fork_of for trajectory in trajectories}
+            trees: dict[str, list[int]] = {}
+            for place, trajectory in enumerate(trajectories):
+                root = trajectory.id
+                while parents.get(root):
+                    root = parents[root]
+                trees.setdefault(root, []).append(place)
+            found = group_advantages(rewards, normalize_by_std=self.normalize_by_std)
+            for places in trees.values():
+                own = group_advantages([rewards[place] for place in places], normalize_by_std=self.normalize_by_std)
+                for place, value in zip(places, own, strict=True):
+                    found[place] += self.weight * value
+            return found
+
+        return advantages
 
 
 # -- one run, and what it asks -----------------------------------------------------------------------------------------
