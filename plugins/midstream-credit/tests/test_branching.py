@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.own_agent import own_agent
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
+from midstream.cli.main import main
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.metrics import branches
@@ -27,6 +29,7 @@ from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, Group, RolloutConfig, rollout
+from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, budgeted
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.rows import build_rows, group_advantages
@@ -35,6 +38,7 @@ from midstream_credit.branching import Fork, ForkConfig, TreeConfig, branching_r
 from support.errors import raises
 from support.gateway_sessions import ask, client
 from support.interleaved import Pairs, Shout, Talk
+from support.killed_training import differences, train_with_kills
 from support.rollouts import TASKS, StubReward, flat
 
 RANDOM = ForkConfig(initial=3, at="random")
@@ -622,3 +626,17 @@ def test_a_group_without_a_place_for_a_fork_is_refused(ten_steps):
         "type": "fork",
         **ForkConfig(initial=3).model_dump(),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
+def test_a_killed_run_that_branches_ends_bit_for_bit_like_one_that_was_not(ten_steps, tmp_path):
+    recipe, whole, root = tmp_path / "branches.toml", tmp_path / "whole", tmp_path / "killed"
+    recipe.write_text(
+        f'extends = "{ten_steps}"\nname = "branches"\ntraining = {{ steps = 6, branching = {{ initial = 2 }} }}\n',
+        encoding="utf-8",
+    )
+    assert main(["train", str(recipe), "--out", str(whole), "--quiet"]) == 0
+    assert train_with_kills(recipe, root, iter(("record", "any")), random.Random(1))
+    assert sum(step.branches.get("trajectories that forked", 0) for step in RunDirectory.open(root).metrics.read()) > 6
+    assert differences(whole, root) == []
