@@ -242,8 +242,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 _ELSEWHERE = {
-    "arpo": "it branches rollouts where entropy rises after a tool call, which training.branching does. "
-    'The nearest: variant = "grpo" with it (plugins/midstream-credit)',
+    "arpo": "it branches rollouts where entropy rises after a tool call; here a task's rollouts are independent. "
+    'The nearest: variant = "grpo" with a larger group_size',
     "gigpo": "it adds an advantage of each step over equal states; here an advantage is a trajectory's. The nearest: "
     "training.advantage, a function of your own of a group's trajectories",
     "gspo": "it takes one ratio a sequence; losses here are per token. The nearest: grpo",
