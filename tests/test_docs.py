@@ -226,7 +226,10 @@ def test_there_are_commands_of_each_kind():
 RECIPES = [
     "README.md",
     *(f"docs/{page}.md" for page in ("any-agent", "artist", "datasets", "lessons", "recipes", "scale", "tools")),
-    *(f"plugins/midstream-{name}/README.md" for name in ("benchmarks", "environments", "graphs", "optimizers")),
+    *(
+        f"plugins/midstream-{name}/README.md"
+        for name in ("benchmarks", "credit", "environments", "graphs", "optimizers")
+    ),
 ]
 
 

@@ -50,6 +50,7 @@ KINDS = {
     "advantage": "from the rewards of a group to advantages",
     "loss": "what an update of the weights minimizes",
     "learner": "what trains",
+    "branching": "which trajectories of a group continue others, and from where",
     "strategy": "several runs of an agent that make one answer",
     "wrapper": "changes a tool while an agent trains",
     "proposer": "suggests changes of what an agent reads",

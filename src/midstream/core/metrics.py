@@ -182,6 +182,19 @@ def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
     return found
 
 
+def branches(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Counts of trajectories that forked from others, and of what they did not have to sample."""
+    forks = [trajectory for trajectory in trajectories if trajectory.fork_of]
+    replayed = [[call for call in fork.calls if call.replayed] for fork in forks]
+    early = sum(len(calls) < fork.fork_at for fork, calls in zip(forks, replayed, strict=True))
+    counts = {
+        "trajectories that forked": len(forks),
+        "forks that left the trunk early, as a request differed": early,
+        "tokens of replies that were replayed": sum(len(call.completion_ids) for calls in replayed for call in calls),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def tool_marks(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     """Results of simulated and degraded tools in these trajectories, by mark."""
     turns = (turn for trajectory in trajectories for turn in trajectory.turns)
@@ -257,6 +270,7 @@ class StepMetrics(Frozen):
     tool_marks: dict[str, int] = {}  # results of simulated and degraded tools, by mark; not written if empty
     schedules: dict[str, float] = {}  # the stage, probabilities of simulated and degraded tools; not written if empty
     streams: StreamMetrics | None = None  # of interleaved policies
+    branches: dict[str, int] = {}  # of rollouts that branch: forks, and what they shared; not written if empty
     rows: int = 0  # training rows
     rows_split: dict[str, int] = {}  # rows that a conversation was split into, by reason; not written if empty
     prompt_tokens: int = 0  # of the trained module's prompts
@@ -276,8 +290,8 @@ class StepMetrics(Frozen):
 
     @model_serializer(mode="wrap")
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        empty = {name for name in ("limits", "rows_split", "tool_marks", "schedules") if not getattr(self, name)}
-        return {name: value for name, value in dump(self).items() if name not in empty}
+        optional = ("limits", "rows_split", "tool_marks", "schedules", "branches")
+        return {name: value for name, value in dump(self).items() if name not in optional or value}
 
     @property
     def no_contrast(self) -> str:

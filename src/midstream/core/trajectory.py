@@ -142,6 +142,7 @@ class Call(Frozen):
     error: ErrorInfo | None = None  # why the request failed; None if it succeeded
     # False: the agent never received the reply, for example because it had hung up; not trained.
     delivered: bool = True
+    replayed: bool = False  # the recorded reply of the trajectory that this one forked from: it cost nothing here
     # Wall-clock seconds since the epoch and how long the agent waited; 0 for one of a tool or a judge, or that failed.
     started_at: float = 0.0
     duration_s: float = 0.0
@@ -312,6 +313,10 @@ class Trajectory(Frozen):
     lessons: str = ""  # digest of the lessons in the prompts; "" without lessons
     outcome: dict[str, JsonValue] = {}  # facts about the end of a dialogue, from which its reward is calculated
     refinement: Refinement | None = None  # of a strategy, whose agent runs all have their turns here
+    # Id of the trajectory that this one forked from, and how many of its first replies it was to take over. Fewer calls
+    # are `replayed` where a tool gave another result, so that the agent asked something else.
+    fork_of: str = ""
+    fork_at: int = 0
     started_at: float = 0.0  # wall-clock seconds since the epoch
     duration_s: float = 0.0
 
@@ -341,8 +346,8 @@ class Trajectory(Frozen):
 
 
 def usage_of(calls: Iterable[Call]) -> Usage:
-    """The tokens and cost of all these calls."""
-    calls = tuple(calls)
+    """The tokens and cost of all these calls but those that were replayed."""
+    calls = tuple(call for call in calls if not call.replayed)
     return Usage(
         prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
         completion_tokens=sum(call.usage.completion_tokens for call in calls),

@@ -292,6 +292,7 @@ def counts(metrics: Sequence[StepMetrics]) -> Block | None:
         ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
         ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
+        *(("Branching", count, reason) for reason, count in sums("branches")),
         *(("Rows split from a conversation", count, reason) for reason, count in sums("rows_split")),
         *(("Samples left out", count, reason) for reason, count in sums("samples_left_out")),
     ]

@@ -70,6 +70,9 @@ class Row(NamedTuple):
 def opening_rows(trajectory: Trajectory) -> list[Row]:
     """What came before the first turn: the analysis of the query, and requests that failed."""
     rows = [Row("analysis", trajectory.analysis)] if trajectory.analysis else []
+    if trajectory.fork_of:
+        replayed = sum(call.replayed for call in trajectory.calls)
+        rows.append(Row("forked", f"from {trajectory.fork_of}, with {replayed} of {trajectory.fork_at} replies"))
     return rows + trouble_rows(*trajectory.opening_calls)
 
 

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from midstream.core.errors import BudgetError, TrainingError
-from midstream.core.metrics import StepMetrics, Tally, tool_marks
+from midstream.core.metrics import StepMetrics, Tally, branches, tool_marks
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
 from midstream.core.source import TaskSource
@@ -82,6 +83,8 @@ class FlowGRPO:
         self.progress = RunProgress(step=0, steps=self.config.steps)
         own: Any = self.config.advantage
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
+        forks: Any = self.config.branching
+        self.rollout = rollout if forks is None else partial(forks.config.build(None), roles=(self.role,))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint has to hold besides the learner's state."""
@@ -213,7 +216,9 @@ class FlowGRPO:
         tasks = [task for task in sampled if task.id not in tried]
         seed = derive_seed(self.seed, "rollout", *rounds)
         environment = replace(self.environment, progress=self.progress)
-        groups = await rollout(environment, tasks, group_size=self.config.group_size, seed=seed, on_done=self.on_done)
+        groups = await self.rollout(
+            environment, tasks, group_size=self.config.group_size, seed=seed, on_done=self.on_done
+        )
         require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
         for group in groups:
             for trajectory in group.trajectories:
@@ -305,7 +310,7 @@ class FlowGRPO:
         if replaced:
             left_out["uniform group, left out (training.resample_uniform)"] = replaced
         asked = [
-            [call for call in each.calls if call.role == role and call.prompt_ids]
+            [call for call in each.calls if call.role == role and call.prompt_ids and not call.replayed]
             for each in trajectories
             for role in self.roles
         ]
@@ -343,6 +348,7 @@ class FlowGRPO:
             "tool_marks": tool_marks(trajectories),
             "schedules": schedules,
             "streams": tally.streams(),
+            "branches": branches(trajectories),
             "rows": sum(len(batch.rows) for batch in batches),
             "rows_split": dict(sorted(whys.items())),
             "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,

@@ -286,6 +286,8 @@ class TrainingConfig(Settings):
         steps: 0 only evaluates
         tasks_per_step: tasks of a step (the paper: 32)
         group_size: trajectories of a task, G (the paper: 8)
+        branching: a part of a group continues its other trajectories from the middle: a table of a component, of type
+            `fork` by default (plugins/midstream-credit)
         minibatches: optimizer steps of a step
         learning_rate: after the warm-up and before the decay (the paper: 1e-6 for 7B)
         warmup_steps: steps of linear rise
@@ -322,6 +324,7 @@ class TrainingConfig(Settings):
     steps: int = Field(default=200, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
+    branching: Component | None = None
     minibatches: int = Field(default=2, ge=1)
     learning_rate: float = Field(default=6e-4, gt=0)
     warmup_steps: int = Field(default=5, ge=1)
@@ -390,6 +393,12 @@ class TrainingConfig(Settings):
     def _own_advantage(cls, table: object) -> object:
         table = {"type": table} if isinstance(table, str) else table
         return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
+
+    @field_validator("branching", mode="before")
+    @classmethod
+    def _forks(cls, table: object) -> object:
+        table = {"type": "fork", **table} if isinstance(table, Mapping) else table
+        return parse_component("branching", table, "training.branching") if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingConfig:

@@ -90,6 +90,8 @@ def _refused(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if training.resample_uniform:
         cause = "a step whose groups are all uniform has no rows, and verl makes no step without rows"
         yield "training.resample_uniform on verl", cause, "set training.resample_uniform = 0"
+    if training.branching is not None:
+        yield "training.branching on verl", "verl starts all trajectories of a group at once", "remove it, or " + local
     if training.decay_steps:
         cause = "verl's learning rates are constant or a cosine after the warm-up"
         yield f"training.decay_steps = {training.decay_steps} on verl", cause, "set training.decay_steps = 0"
