@@ -53,8 +53,8 @@ class LocalLearner:
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
     switched off. What `offload.py` keeps in host memory changes no result. `masters`: train float32 copies of the
-    weights, by default of 16-bit ones; `adapters` are the names of those of LoRA. Raises `UnsupportedError` if the model's
-    logits are not its head on its last hidden states.
+    weights, by default of 16-bit ones; `adapters` are the names of those of LoRA. Raises `UnsupportedError` if the
+    model's logits are not its head on its last hidden states.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ def load_model(
     """Load weights and tokenizer from a directory, a GGUF file, the hub, or the directory of a LoRA adapter.
 
     An adapter is loaded onto the model that it was trained on: merged into the weights, or, to train it further
-    (`trainable`), as a peft model; so are those of a directory with an adapter for each role. Raises `RecipeError` if model, adapter or device is missing, unknown, or does not
-    fit the others, or if memory is too small for the weights.
+    (`trainable`), as a peft model; so are those of a directory with an adapter for each role. Raises `RecipeError` if
+    model, adapter or device is missing, unknown, or does not fit the others, or if memory is too small for the weights.
     """
     require_device(device)
     place = place_of(name)
