@@ -1,4 +1,4 @@
-"""Several roles of AgentFlow are trained together, each with a LoRA adapter of its own: in process and behind a server."""
+"""Several roles of AgentFlow are trained, each with a LoRA adapter of its own: in process and behind a server."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ IN_PROCESS = [
     "tasks.countries=40",
     "reward.type=calculates",
     "training.steps=2",
+    "seed=3",
     "agent.max_turns=1",
     "training.tasks_per_step=2",
     "training.minibatches=1",
@@ -118,7 +119,7 @@ def test_the_policy_directory_answers_as_the_run_did(trained, model, tmp_path, c
     capsys.readouterr()
     assert main(["eval", str(trained.root), "--json", "--quiet", "--out", str(tmp_path / "of-run")]) == 0
     [of_run] = json.loads(capsys.readouterr().out)["evaluations"]
-    words = options(*IN_PROCESS, f"engines.policy.model={trained.policy_dir}")
+    words = options(*IN_PROCESS, *BOTH, f"engines.policy.model={trained.policy_dir}")
     assert main(["eval", "flow-grpo-lora", "--json", "--quiet", "--out", str(tmp_path / "exported"), *words]) == 0
     [of_policy] = json.loads(capsys.readouterr().out)["evaluations"]
     same = json.loads(recorded.model_dump_json(exclude={"policy", "seed", "step"}))
@@ -149,9 +150,9 @@ def test_the_adapters_are_trained_further(trained, model, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["training.roles=[]"], "names no roles"),
-        (['training.roles=["planner","verifier","ver.ifier","ver_ifier"]'], "two whose adapters have one name"),
-        (["learner.lora.per_role=false", "engines.policy.model=POLICY"], "have the adapters planner, verifier"),
+        (["training.roles=[]", "agent.verifier={type='form'}"], "names no roles"),
+        (["warm_start={file='replies.jsonl'}"], "transcripts that are imitated"),
+        (["learner.lora.per_role=false", "engines.policy.model=POLICY"], "has the adapters planner, verifier"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, words, trained, model, tmp_path, capsys):
@@ -181,7 +182,14 @@ def over_http(model, tmp_path_factory):
     with LLMServer(served) as server:
         served.adapters = server.adapters
         recipe = write_recipe(root, server.base_url, model)
-        small = ["training.steps=2", "training.checkpoint_every=1", "evaluation.at=none", "agent.max_turns=1"]
+        small = [
+            "training.steps=2",
+            "training.checkpoint_every=1",
+            "training.tasks_per_step=2",
+            "evaluation.at=none",
+            "seed=3",
+            "agent.max_turns=1",
+        ]
         words = options(VERIFIER, *BOTH, *small)
         assert main(["train", str(recipe), "--out", str(root / "run"), "--quiet", *words]) == 0
         yield RunDirectory.open(root / "run"), server
@@ -199,7 +207,7 @@ def test_a_request_names_the_newest_adapter_of_its_role(over_http):
 
 
 def test_a_resumed_run_asks_the_same_adapters(over_http, tmp_path):
-    run, server = over_http
+    run, _ = over_http
     before = [[call.sent["model"] for call in calls_of(run, 2, role)] for role in ROLES]
     metrics = run.metrics.read()
     lose_last_step(run)
