@@ -214,3 +214,89 @@ def test_a_resumed_run_asks_the_same_adapters(over_http, tmp_path):
     assert main(["resume", str(run.root), "--quiet"]) == 0
     assert [[call.sent["model"] for call in calls_of(run, 2, role)] for role in ROLES] == before
     assert run.metrics.read() == metrics
+
+
+# -- an agent of another program ---------------------------------------------------------------------------------------
+
+AGENT = """
+import aiohttp
+
+from midstream.components.agent_record import Outcome
+
+
+async def solve(task, session):
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.api_key}"}) as client:
+
+        async def post(url, **body):
+            async with client.post(url, json=body, raise_for_status=True) as answer:
+                return await answer.json()
+
+        async def ask(model, text):
+            asked = {"model": model, "messages": [{"role": "user", "content": text}]}
+            return await post(f"{session.base_url}/chat/completions", **asked)
+
+        plan = await ask("planner", task.question)
+        text = plan["choices"][0]["message"]["content"] or ""
+        await post(f"{session.anthropic_base_url}/reward", call=plan["id"], reward=float("python" in text) - 0.5)
+        final = await ask("writer.v1", f"{task.question} {text}")
+    return Outcome(answer=final["choices"][0]["message"]["content"] or "none", reward=float("python" in text))
+"""
+RECIPE = """
+name = "by-name"
+seed = 1
+tasks = {{ type = "gazetteer", families = ["arith"], countries = 40 }}
+reward = {{ type = "exact_match" }}
+serve.parser = "none"
+
+[agent]
+type = "{agent}:solve"
+engine = "policy"
+sampling = {{ temperature = 0.8, max_tokens = 4 }}
+
+[engines.policy]
+type = "transformers_local"
+model = "{model}"
+
+[learner]
+lora = {{ rank = 4, alpha = 8 }}
+
+[training]
+steps = 2
+tasks_per_step = 2
+group_size = 4
+minibatches = 1
+learning_rate = 1e-2
+warmup_steps = 1
+roles = {{ planner = {{}}, "writer.v1" = {{ share = 0.5, kl = 0.0 }} }}
+
+[evaluation]
+at = "none"
+validation = {{ name = "validation", split = "validation", per_family = 1 }}
+"""
+
+
+def by_name(root, model, *more):
+    (root / "agent.py").write_text(AGENT)
+    (root / "by-name.toml").write_text(RECIPE.format(agent=root / "agent.py", model=model))
+    return main(["train", str(root / "by-name.toml"), "--out", str(root / "run"), "--quiet", *options(*more)])
+
+
+@pytest.mark.parametrize("per_role", [False, True])
+def test_the_models_that_an_agent_asks_by_name_are_roles(per_role, model, tmp_path):
+    assert by_name(tmp_path, model, f"learner.lora.per_role={str(per_role).lower()}") == 0
+    run = RunDirectory.open(tmp_path / "run")
+    metrics = run.metrics.read()
+    assert max(one.logprob_gap for one in metrics) < 1e-4
+    assert metrics[0].grad_norm > 0
+    for one in run.trajectories.read(1):
+        planned, wrote = one.calls
+        assert (planned.role, wrote.role) == ("planner", "writer.v1")
+        assert (planned.reward, wrote.reward) == (one.reward.value - 0.5, None)
+    found = sorted(path.parent.name for path in run.policy_dir.rglob("adapter_config.json"))
+    assert found == (["planner", "writer_v1"] if per_role else ["policy"])
+
+
+def test_names_that_are_trained_are_those_of_the_roles(model, tmp_path, capsys):
+    assert by_name(tmp_path, model, "serve.models={other={engine='policy',train=true}}") == 2
+    words = ("serve.models.other.train = true", "planner", "writer.v1")
+    assert coded("setting-conflict", *words)(printed(capsys.readouterr().err))

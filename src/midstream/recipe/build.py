@@ -104,7 +104,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The server that agents of other programs ask, which starts with its first session."""
         from midstream.gateway.server import Gateway
 
-        gateway = Gateway(self.recipe.serve)
+        gateway = Gateway(self.recipe.serve, tuple(self.recipe.training.roles) if self.recipe.training else ())
         # First: it is closed last, after the engines.
         self.opened.insert(0, gateway)
         return gateway
