@@ -16,6 +16,7 @@ import subprocess
 import time
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -39,6 +40,9 @@ from midstream.gateway.session_agent import GIVEN, FunctionSessionAgent
 from midstream.gateway.settings import ServeConfig, SessionSettings
 from midstream.runs import RunDirectory
 from midstream.tools.local_search import Document, LocalSearch
+from midstream.training.learner import RoleLearner
+from midstream.training.settings import LearnerConfig
+from midstream.training.settings import LoraConfig as LoraSettings
 from midstream_worlds.atlas.loop import solve
 from midstream_worlds.atlas.tasks import AtlasConfig
 from support.llm_server import LLMServer
@@ -254,6 +258,39 @@ def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, m
     assert served_models(url) == ["m"]
 
 
+def test_each_role_samples_with_an_adapter_of_its_own(url, local, model_directory, tmp_path, show):
+    """One hand-over loads the adapters of all roles; their requests, sent together, get what the local model draws."""
+    roles, largest = ("planner", "verifier"), 0.0
+    base, _ = load_model(str(model_directory), "float32", "cpu")
+    learner = RoleLearner(base, LearnerConfig(lora=LoraSettings(rank=4, alpha=8, per_role=True)), adapters=roles)
+    engine = engine_for(url)
+    requests = [replace(chat(text, temperature=0.0), role=role) for text in WORDS for role in roles]
+    for version in range(2):
+        torch.manual_seed(version)
+        with torch.no_grad():
+            for name, parameter in zip(learner._trained, learner.parameters, strict=True):
+                if "lora_B" in name:
+                    parameter.normal_(std=0.3)
+        weights = Weights(version=version, codec=local.codec, export=learner.export_weights, directory=tmp_path)
+        asyncio.run(engine.use_weights(weights))
+        calls = ask(engine, *requests)
+        [path] = tmp_path.glob(f"version-{version}-*")
+        assert sorted(served_models(url)) == ["m", *sorted(adapter_name(path / role) for role in roles)]
+        for role in roles:
+            model, own = TransformersLocal(base, local.tokenizer), [one for one in requests if one.role == role]
+            prompts = [(tuple(local.codec.encode(one)), one) for one in own]
+            drawn = [ids for ids, _ in generate(model.with_adapter(role), prompts, end_ids=local.codec.end_ids)]
+            answered = [call for call in calls if call.role == role]
+            assert [call.completion_ids for call in answered] == drawn
+            assert {call.sent["model"] for call in answered} == {adapter_name(path / role)}
+            largest = max(largest, *(gap_of(base, call) for call in answered))
+        assert [one.completion_ids for one in calls[::2]] != [one.completion_ids for one in calls[1::2]]
+    show(f"two roles, two versions, {len(requests)} greedy completions each: equal; largest gap {largest:.2e}")
+    assert largest < 1e-5
+    asyncio.run(engine.drop_adapter(path))
+    assert served_models(url) == ["m"]
+
+
 def test_adapters_that_cannot_be_loaded_say_why(url, local, model_directory, tmp_path):
     with pytest.raises(EngineError, match="No adapter found") as caught:
         asyncio.run(engine_for(url).use_adapter(1, tmp_path / "nothing"))
@@ -351,6 +388,25 @@ def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, 
     asyncio.run(served.use_adapter(3, kept[-1]))
     assert gap_of(trained, ask(served, chat(WORDS[1]))[0]) < 1e-5
     asyncio.run(served.drop_adapter(kept[-1]))
+
+
+def test_two_steps_of_training_two_roles(url, model_directory, other_modules, tmp_path, show):
+    recipe = write_recipe(tmp_path, other_modules, model_directory, policy_url=url)
+    verifier = 'agent.verifier={type="prompted",engine="policy",sampling={temperature=0.8,max_tokens=4}}'
+    roles = ['training.roles=["planner","verifier"]', "learner.lora.per_role=true", verifier, "evaluation.at=none"]
+    words = [word for one in (*roles, "training.steps=2", "training.learning_rate=1e-2") for word in ("--set", one)]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet", *words]) == 0
+    run = RunDirectory.open(tmp_path / "run")
+    for one in run.metrics.read():
+        show(f"step {one.step}: {one.rows} rows, gradient {one.grad_norm:.2f}, logprob_gap {one.logprob_gap:.2e}")
+        assert one.trajectories_error == 0
+        assert one.logprob_gap < 1e-5
+    calls = [call for one in run.trajectories.read(2) for call in one.calls if call.role in ("planner", "verifier")]
+    [path] = (run.root / "adapters").glob("version-1-*")
+    asked = {(call.role, call.sent["model"]) for call in calls}
+    assert asked == {(role, adapter_name(path / role)) for role in ("planner", "verifier")}
+    [newest] = (run.root / "adapters").glob("version-2-*")
+    asyncio.run(engine_for(url).drop_adapter(newest))
 
 
 def test_other_base_weights_than_the_servers_are_refused(url, other_modules, tmp_path, capsys, show):

@@ -140,6 +140,7 @@ class Call(Frozen):
     failures: tuple[str, ...] = ()  # why earlier attempts of this request failed
     repaired: bool = False  # the reply was not valid JSON and was repaired
     error: ErrorInfo | None = None  # why the request failed; None if it succeeded
+    reward: float | None = None  # of this call alone, as an agent of another program gave it
     # False: the agent never received the reply, for example because it had hung up; not trained.
     delivered: bool = True
     replayed: bool = False  # the recorded reply of the trajectory that this one forked from: it cost nothing here

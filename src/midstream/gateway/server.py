@@ -3,7 +3,8 @@
     POST /s/KEY/v1/chat/completions     OpenAI's chat completions; also /responses, and Anthropic's /messages
     GET  /s/KEY/v1/models               the names under which models answer
     any other path below /s/KEY/v1      another API of a model's server, where nothing is trained
-    POST /s/KEY/reward, /s/KEY/end      the caller's own reward; the end of a session that was opened from outside
+    POST /s/KEY/reward, /s/KEY/end      the caller's own reward, of its run or of one reply; the end of a session that
+                                        was opened from outside
     POST /v1/sessions                   open a session from outside
     GET  /healthz
 
@@ -104,10 +105,10 @@ class SessionHandle(Protocol):
 
 
 class Gateway:
-    """The server of one run; it starts with its first session."""
+    """The server of one run; it starts with its first session. `roles` are names of models that are trained apart."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        self.config = config
+    def __init__(self, config: ServeConfig, roles: Sequence[str] = ()) -> None:
+        self.config, self.roles = config, roles
         self.address = ""
         self.sessions: dict[str, SessionHandle] = {}  # by key
         # Opens sessions from outside.

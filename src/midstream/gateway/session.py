@@ -10,6 +10,7 @@ each call; the tool's answer is found in a later request, by its id.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -109,7 +110,7 @@ class AgentSession:
     def trained(self) -> list[str]:
         """The names under which the policy answers, but for "*"."""
         named = [name for name, model in self.gateway.config.models.items() if model.train and name != "*"]
-        return named or [POLICY]
+        return [*dict.fromkeys([*self.gateway.roles, *named])] or [POLICY]
 
     @property
     def idle(self) -> bool:
@@ -195,11 +196,20 @@ class AgentSession:
             raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
 
     async def take_reward(self, body: object) -> None:
-        """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
+        """Take the agent's reward, {"reward": 0.5, "feedback": "why"}, or that of a reply, {"call": ID, "reward": 3}."""
         fields = body if isinstance(body, dict) else {}
-        value = _checked_reward(fields.get("reward"))
+        value, name = fields.get("reward"), fields.get("call")
+        value = _checked_reward(value) if name is None else _finite(value)
         if self.over:
             raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
+        if name is not None:
+            for pending in self._requests:
+                # An API puts a prefix before the id of a reply; a server's own reply has the server's id.
+                if pending.call and (name == pending.reply.body.get("id") or str(name).endswith(pending.reply.id)):
+                    pending.call = pending.call.model_copy(update={"reward": value})
+                    return
+            words = f"no reply of this session has the id {name!r:.100}; send the `id` of a reply as it came"
+            raise FormError("unknown-call", words, "call", status=404)
         feedback = Outcome(feedback=str(fields.get("feedback", ""))).feedback
         self.reward = Score(value, feedback=feedback)
 
@@ -257,7 +267,7 @@ class AgentSession:
         self._requests.append(pending)
         context, met = self.context.begin(role, pending.drafts[0].index), self.limit
         request = Request(
-            role=role,
+            role=chat.model if chat.model in self.gateway.roles else role,
             messages=with_lessons(chat.messages, context),
             tools=chat.tools,
             json_schema=chat.json_schema,
@@ -409,6 +419,12 @@ class AgentSession:
 def _checked_reward(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+    return float(value)
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FormError("reward-invalid", f"the reward of a call is a finite number, not {value!r:.100}", "reward")
     return float(value)
 
 

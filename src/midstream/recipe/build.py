@@ -31,6 +31,7 @@ from midstream.core.texts import EXAMPLES, PROMPT, TEXTS, TOOLS, Lessons
 from midstream.core.threads import in_event_loop
 from midstream.core.tool import Renamed, Tool
 from midstream.core.trajectory import Trajectory
+from midstream.engines.adapters import adapter_of
 from midstream.engines.cached import CachedEngine, ReplyFile
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
@@ -103,7 +104,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The server that agents of other programs ask, which starts with its first session."""
         from midstream.gateway.server import Gateway
 
-        gateway = Gateway(self.recipe.serve)
+        gateway = Gateway(self.recipe.serve, tuple(self.recipe.training.roles) if self.recipe.training else ())
         # First: it is closed last, after the engines.
         self.opened.insert(0, gateway)
         return gateway
@@ -400,6 +401,8 @@ class Policy:
         student, settings = self.student(), self.build.recipe.learner
         if isinstance(self.build.source, TrainableWorld) and not settings.elsewhere:
             self.build.source.attach(student.model)
+        if settings.lora is not None and settings.lora.per_role:
+            student.adapters = tuple(map(adapter_of, self.build.recipe.trained_modules))
         return settings.learner(student, sampled=student is self.engine())
 
     def engine(self) -> Engine:

@@ -350,14 +350,24 @@ def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
     asked = recipe.modules[recipe.trained].engine
     # Only the policy's weights may change: nothing else may ask an engine that training changes.
     roles, modules = recipe.trained_modules, recipe.modules
-    for role in roles if not recipe.of_another_program else ():
+    # Another program's roles are names by which it asks its one module.
+    trained = (recipe.trained,) if recipe.of_another_program else roles
+    for role in trained:
         if role not in modules or modules[role].engine != asked:
             raise RecipeError(
                 f"training.roles names {role!r}, which is no module of this agent that asks engine {asked!r}",
                 code="setting-conflict",
                 fix=f"name modules of {', '.join(modules)}, and give each engine = {asked!r}",
             )
-    others = {f"agent.{name}": component for name, component in modules.items() if name not in roles}
+    for name, model in recipe.serve.models.items():
+        # A call whose name is no role would sample from the weights, and be left out.
+        if recipe.training and recipe.training.roles and model.train != (name in roles):
+            raise RecipeError(
+                f"serve.models.{name}.train = {str(model.train).lower()} with training.roles = {[*roles]}",
+                code="setting-conflict",
+                fix="set train = true for the names in training.roles and for no other",
+            )
+    others = {f"agent.{name}": component for name, component in modules.items() if name not in trained}
     others |= {f"tools.{name}": component for name, component in recipe.tools.items()}
     others |= {where: component for where, component, _ in reward_components(recipe)}
     for where, component in others.items():

@@ -76,6 +76,8 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
             # vLLM takes powers of two.
             most = max(8, 1 << (recipe.learner.lora.rank - 1).bit_length())
             words += ["--enable-lora", "--max-lora-rank", str(most)]
+            if recipe.learner.lora.per_role:
+                words += ["--max-loras", str(len(recipe.trained_modules))]
             environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         for options in dict.fromkeys(part.serve for part in sharing.values() if part.serve):
             words += shlex.split(options)

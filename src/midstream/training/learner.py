@@ -25,6 +25,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
+from midstream.engines.adapters import adapter_of
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
@@ -52,15 +53,22 @@ class LocalLearner:
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
     switched off. What `offload.py` keeps in host memory changes no result. `masters`: train float32 copies of the
-    weights, by default of 16-bit ones. Raises `UnsupportedError` if the model's
-    logits are not its head on its last hidden states.
+    weights, by default of 16-bit ones; `adapters` are the names of those of LoRA. Raises `UnsupportedError` if the
+    model's logits are not its head on its last hidden states.
     """
 
-    def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, masters: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: LearnerConfig,
+        *,
+        masters: bool | None = None,
+        adapters: Sequence[str] = ("default",),
+    ) -> None:
         self.config = config
         self.masters = config.has_masters(str(model.dtype).removeprefix("torch.")) if masters is None else masters
         require_plain_head(model)
-        self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
+        self.model: PreTrainedModel = _with_lora(model, config.lora, adapters) if config.lora else model
         self.reference: PreTrainedModel | None = None
         if not config.lora:
             frozen = streamed_copy if config.offload else copy.deepcopy
@@ -72,7 +80,9 @@ class LocalLearner:
                 self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.attention = choose(self.model, config.attention)
         self.cost = Cost.of(self.model)
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        # Of several adapters, only the one that computes requires a gradient.
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (config.lora and "lora_" in n)}
+        self._trained, self.parameters = trained.keys(), [*trained.values()]
         self.optimizer = self._fresh_optimizer()
         self._prepared: int | None = None  # the seed of the last `before_step`
         # Where passes without gradient are made: weights that are divided among ranks are whole there.
@@ -261,7 +271,7 @@ class LocalLearner:
     def save(self, directory: Path) -> None:
         """Write trainable and reference weights and the optimizer's state."""
         state = {
-            "model": _trainable(self.model),
+            "model": self._trainable(),
             "reference": self.reference.state_dict() if self.reference else None,
             "optimizer": self.optimizer.state_dict(),
             "prepared": self._prepared,
@@ -296,7 +306,7 @@ class LocalLearner:
             ) from failure
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        other = state["model"].keys() ^ _trainable(self.model).keys()
+        other = state["model"].keys() ^ self._trainable().keys()
         if other:
             raise KeyError(min(other))
         if not self.masters and any("master" in one for one in state["optimizer"]["state"].values()):
@@ -307,6 +317,9 @@ class LocalLearner:
             self.reference.load_state_dict(state["reference"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._prepared = state.get("prepared")
+
+    def _trainable(self) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name in self._trained}
 
     def rebase(self) -> None:
         """Make the present weights the reference policy and start with a fresh optimizer."""
@@ -346,6 +359,32 @@ class LocalLearner:
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
 
 
+class RoleLearner(LocalLearner):
+    """A learner with an adapter for each role, which computes the rows of that role.
+
+    The gradients of all rows are clipped together, and one step of AdamW changes the adapters that had rows. Rows of
+    different roles share no prefixes. The reference policy is the model without adapters.
+    """
+
+    def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
+        """Add the gradients of every adapter over the rows of its role."""
+        update = super().forward_backward
+        return LossStats.total([update([rows[place] for place in own], loss) for own in self._by_role(rows)])
+
+    def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
+        """As in `LocalLearner`, each row under the adapter of its role."""
+        compute, found = super().logprobs, {}
+        for own in self._by_role(rows):
+            found |= zip(own, compute([rows[place] for place in own], reference=reference), strict=True)
+        return [found[place] for place in range(len(rows))]
+
+    def _by_role(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+        """The places of each role's rows, while its adapter is the one that computes."""
+        for role in dict.fromkeys(row.role for row in rows):
+            self.model.set_adapter(adapter_of(role))
+            yield [place for place, row in enumerate(rows) if row.role == role]
+
+
 def any_sampled(rows: Sequence[Row]) -> bool:
     """Return whether the policy drew any token of them."""
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
@@ -364,7 +403,7 @@ def _pad_weighted(rows: Sequence[Row], prompt_weight: float, device: torch.devic
     return ids.to(device), weights.to(device)
 
 
-def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
+def _with_lora(model: PreTrainedModel, config: LoraConfig, adapters: Sequence[str]) -> PreTrainedModel:
     from peft import LoraConfig as PeftConfig  # imported where used: it takes a second
     from peft import PeftModel, get_peft_model
 
@@ -377,14 +416,20 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
         )
     # An adapter that is trained further keeps its rank and scale, and its own target modules.
     if isinstance(model, PeftModel):
-        trained: Any = model.peft_config["default"]
-        if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
+        if {*adapters} != model.peft_config.keys():
             raise RecipeError(
-                f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
-                f"{trained.lora_alpha}",
+                f"the engine's model has the adapters {', '.join(model.peft_config)}, and {', '.join(adapters)} learn",
                 code="setting-conflict",
-                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base",
+                fix="set learner.lora.per_role and training.roles as in the run that trained them, or name its base",
             )
+        for trained in model.peft_config.values():
+            if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
+                raise RecipeError(
+                    f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} "
+                    f"and {trained.lora_alpha}",
+                    code="setting-conflict",
+                    fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base",
+                )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
     with warnings.catch_warnings(), torch.random.fork_rng():
@@ -392,12 +437,11 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
         torch.manual_seed(0)
         # Peft asks transformers by a name that is being retired.
         warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(model, settings)  # type: ignore[return-value]
-
-
-def _trainable(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {name: tensor for name, tensor in model.state_dict().items() if name in trained}
+        first, *others = adapters
+        adapted = get_peft_model(model, settings, adapter_name=first)
+        for name in others:
+            adapted.add_adapter(name, settings)
+        return adapted  # type: ignore[return-value]
 
 
 def require_finite(value: float, what: str) -> None:

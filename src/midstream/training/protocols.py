@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -54,6 +54,12 @@ class LossStats:
     tokens: int = 0  # tokens with a loss
     total_tokens: int = 0  # tokens of all rows, prompts included; 0 if the learner does not count them
     unique_tokens: int = 0  # tokens of the rows' prefix trie, which holds shared prefixes once; 0 likewise
+
+    @classmethod
+    def total(cls, parts: Sequence[LossStats]) -> LossStats:
+        """The sums over several parts of the rows."""
+        every = [asdict(part) for part in parts]
+        return cls(**{name: sum(part[name] for part in every) for name in every[0]}) if every else cls()
 
 
 class Student(Protocol):

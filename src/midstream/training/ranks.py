@@ -15,7 +15,6 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
 from itertools import pairwise
@@ -118,6 +117,12 @@ class RankedLearner(LocalLearner):
                 cause="between updates no rank has whole weights; its share of them stays on its device",
                 fix="leave out --nproc" + ", or set learner.offload = false" * config.offload,
             )
+        if config.lora is not None and config.lora.per_role:
+            raise UnsupportedError(
+                "learner.lora.per_role = true does not go with several processes",
+                code="setting-conflict",
+                fix="leave out --nproc, or per_role: all roles then have one adapter",
+            )
         # The masters are the divided weights themselves.
         super().__init__(model, config, masters=False)
         self._dtype, masters = model.dtype, config.has_masters(str(model.dtype).removeprefix("torch."))
@@ -213,8 +218,7 @@ class RankedLearner(LocalLearner):
             with self._accumulate():
                 return LossStats()
 
-        every = [asdict(stats) for stats in self._of_all(compute)]
-        return LossStats(**{name: sum(stats[name] for stats in every) for name in every[0]})
+        return LossStats.total(self._of_all(compute))
 
     @on_every_rank
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:

@@ -27,6 +27,7 @@ from midstream.core.events import Listener, Phase, RunStarted, StepFinished, Tra
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
+from midstream.engines.adapters import adapters_in
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
@@ -232,7 +233,7 @@ class TrainingSession(Session):
         if self.parts.evaluation.at != "none":
             await self._evaluate(self.parts.evaluation, TRAINED, steps)
         # In place of the empty form that peft writes.
-        if (policy / "adapter_config.json").exists():
+        if adapters_in(policy):
             card = model_card(self.run_directory, self.parts.student.name)
             with storage_errors(policy):
                 (policy / "README.md").write_text(card, encoding="utf-8")
@@ -290,6 +291,9 @@ def model_card(run: RunDirectory, engine: str) -> str:
         for found in run.evaluations.read()
     ]
     card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    served = [f"{info.recipe_name}={run.policy_dir.resolve()}"]
+    if "default" not in (adapters := adapters_in(run.policy_dir)):
+        served = [f"{name}={path.resolve()}" for name, path in adapters.items()]
     return card.format(
         model=resolved["engines"][engine].get("model", engine),
         recipe=info.recipe_name,
@@ -298,7 +302,7 @@ def model_card(run: RunDirectory, engine: str) -> str:
         tasks=resolved["tasks"]["type"],
         reward=resolved["reward"]["type"],
         results="".join(results),
-        directory=run.policy_dir.resolve(),
+        adapters=" ".join(served),
     )
 
 

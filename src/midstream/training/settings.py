@@ -12,8 +12,9 @@ from midstream.components.component import Component, ComponentConfig, Table, Wr
 from midstream.components.kinds import config_class
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
-from midstream.core.errors import UnsupportedError, did_you_mean
+from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
+from midstream.engines.adapters import adapter_of
 from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -30,11 +31,13 @@ class LoraConfig(Settings):
         rank: the adapters' rank
         alpha: the adapters' scale is alpha / rank
         target: peft's `target_modules`
+        per_role: an adapter for each of `training.roles`, `policy/ROLE` of the run; all get one step together
     """
 
     rank: int = Field(default=16, ge=1)
     alpha: int = Field(default=32, ge=1)
     target: str = "all-linear"
+    per_role: bool = False
 
 
 class LearnerConfig(ComponentConfig):
@@ -77,6 +80,24 @@ class LearnerConfig(ComponentConfig):
         """Return a recipe's table with this learner, registered as `name`, as `--learner` of `train` does."""
         return {**table, "learner": {**table.get("learner", {}), "type": name}}
 
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Check that an adapter of each role has rows of that role alone."""
+        super().check_recipe(where, recipe)
+        if self.lora is None or not self.lora.per_role:
+            return
+        training, names = recipe.training, {adapter_of(role) for role in recipe.training.roles}
+        why = ""
+        if recipe.warm_start is not None or training.algorithm == "supervised":
+            why = "transcripts that are imitated train one adapter"
+        elif len(names) < len(training.roles) or not names:
+            why = f"training.roles = {[*training.roles]} names no roles, or two whose adapters have one name"
+        if why:
+            raise RecipeError(
+                f"{where}.lora.per_role = true, and {why}",
+                code="setting-conflict",
+                fix="name the roles in training.roles; leave out warm_start and supervised learning, or per_role",
+            )
+
     def plan(self, build: Any, root: Path) -> list[str]:
         """Return more lines for a dry run of a run in `root`."""
         return []
@@ -85,11 +106,13 @@ class LearnerConfig(ComponentConfig):
         """Return the learner of a student's weights; `sampled`: the student is what samples from them."""
         from torch import distributed
 
-        from midstream.training.learner import LocalLearner
+        from midstream.training.learner import LocalLearner, RoleLearner
         from midstream.training.ranks import RankedLearner
 
         if distributed.is_available() and distributed.is_initialized():
             learner = RankedLearner(student.model, self, sampled=sampled)
+        elif self.lora is not None and self.lora.per_role:
+            learner = RoleLearner(student.model, self, adapters=student.adapters)
         else:
             learner = LocalLearner(student.model, self)
         student.reference_policy = learner.reference_policy

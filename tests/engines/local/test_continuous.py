@@ -170,7 +170,7 @@ def test_64_requests_of_very_different_lengths_arrive_staggered(seen):
     assert [len(call.completion_ids) for call in calls] == [one.sampling.max_tokens for one in requests]
     assert max(seen.rows) <= 16
     assert sum(before > 0 for before, _ in seen.joined) > 5
-    assert asking._prefill._choice.backend is not None  # by trie where that pays
+    assert asking._prefills[""]._choice.backend is not None  # by trie where that pays
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_nothing_is_held_when_nothing_is_asked(double_engine, seen, monkeypatch)
         return await engine.sample(mixed(random.Random(0), 1)[0])  # another thread answers
 
     assert asyncio.run(play()).completion_ids
-    assert engine._prefill.prefixes.layers == []
+    assert engine._prefills[""].prefixes.layers == []
 
 
 def test_a_model_whose_rows_cannot_join_is_refused(double_engine):

@@ -92,7 +92,7 @@ def test_single_requests_hold_no_more_than_one_of_them_takes(trie_always, tiny_m
     leave = engine.leave
 
     def measured(order):
-        sizes.append(engine._prefills[0].prefixes.size)
+        sizes.append(engine._prefills[False, ""].prefixes.size)
         leave(order)
 
     engine.leave = measured
@@ -104,8 +104,8 @@ def test_single_requests_hold_no_more_than_one_of_them_takes(trie_always, tiny_m
 def test_nothing_is_held_once_nobody_is_live(trie_always, tiny_model, passes):
     engine = engine_of(tiny_model)
     first = asyncio.run(together(engine))
-    assert engine._prefills[0].prefixes.size == 0
-    assert engine._prefills[0].prefixes.layers == []
+    assert engine._prefills[False, ""].prefixes.size == 0
+    assert engine._prefills[False, ""].prefixes.layers == []
     whole = list(passes)
     second = asyncio.run(together(engine))
     assert passes == whole * 2
@@ -185,7 +185,7 @@ def test_one_that_is_cancelled_does_not_spoil_the_others(trie_always, tiny_model
 
     cancelled = drawn(asyncio.run(play()))
     assert cancelled == drawn(asyncio.run(together(engine_of(tiny_model), count=3)))
-    assert engine._prefills[0].prefixes.size == 0
+    assert engine._prefills[False, ""].prefixes.size == 0
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_a_pass_that_fails_leaves_nothing_half_written(trie_always, tiny_model, 
     select = prefill.select_tokens
 
     def broken(layer, index):
-        if engine._prefills[0].prefixes.layers:
+        if engine._prefills[False, ""].prefixes.layers:
             raise torch.OutOfMemoryError("out of memory")
         return select(layer, index)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ IDLE_S = 2.0
 class _QueuedRequest:
     request: Request
     prompt_ids: tuple[int, ...]
+    adapter: str
     future: asyncio.Future[Sampled]
     # Of the weights with which its first token was sampled.
     policy_version: int = 0
@@ -64,7 +65,7 @@ class ContinuousLocal(Engine):
             )
         self._engine = engine
         self.name, self.codec, self.max_batch = engine.name, engine.codec, engine.max_batch
-        self._prefill = Prefill()
+        self._prefills: dict[str, Prefill] = defaultdict(Prefill)  # by adapter
         # Guards all below.
         self._changed = threading.Condition()
         self._waiting: deque[_QueuedRequest] = deque()
@@ -85,7 +86,10 @@ class ContinuousLocal(Engine):
         prompt_ids = self._engine.prompt_of(request)
         request = self._engine.limited(request, prompt_ids)
         asked = _QueuedRequest(
-            request=request, prompt_ids=prompt_ids, future=asyncio.get_running_loop().create_future()
+            request=request,
+            prompt_ids=prompt_ids,
+            adapter=self._engine.adapter_for(request),
+            future=asyncio.get_running_loop().create_future(),
         )
         with self._changed:
             self._closed = False
@@ -107,7 +111,7 @@ class ContinuousLocal(Engine):
         try:
             await drained
             # Not every change of weights shows.
-            self._prefill.prefixes.clear()
+            self._forget()
             yield
         finally:
             with self._changed:
@@ -137,34 +141,43 @@ class ContinuousLocal(Engine):
     def _work(self) -> None:
         """What the thread does: a token at a time until nothing is asked for `IDLE_S`."""
         rows: dict[DecodingRow, _QueuedRequest] = {}
-        batch: Any = None
+        batches: dict[str, DecodingBatch] = {}  # by adapter
         while (joining := self._take_joining(list(rows.values()))) is not None:
             together = {*rows.values(), *joining}
             if not together:
                 continue
             try:
                 if not rows:
-                    end_ids, decode = self.codec.end_ids, self.codec.decode
-                    batch = DecodingBatch(self.model, end_ids=end_ids, decode=decode, prefill=self._prefill)
-                if joining:
-                    for asked in joining:
-                        asked.policy_version = self._engine.policy_version
-                    added = batch.add([(asked.prompt_ids, asked.request) for asked in joining])
-                    rows.update(zip(added, joining, strict=True))
-                for row in batch.step():
-                    asked = rows.pop(row)
-                    _settle(asked.future, asked.future.set_result, row.sampled)
-                if any(asked.gone for asked in rows.values()):
-                    rows = {row: asked for row, asked in rows.items() if not asked.gone}
-                    batch.keep([place for place, row in enumerate(batch.rows) if row in rows])
-                batch.trim()
+                    batches.clear()
+                for adapter in sorted({asked.adapter for asked in together}):
+                    model = self._engine.with_adapter(adapter)
+                    if adapter not in batches:
+                        own = {"end_ids": self.codec.end_ids, "prefill": self._prefills[adapter]}
+                        batches[adapter] = DecodingBatch(model, decode=self.codec.decode, **own)
+                    batch = batches[adapter]
+                    if new := [asked for asked in joining if asked.adapter == adapter]:
+                        for asked in new:
+                            asked.policy_version = self._engine.policy_version
+                        added = batch.add([(asked.prompt_ids, asked.request) for asked in new])
+                        rows.update(zip(added, new, strict=True))
+                    for row in batch.step():
+                        asked = rows.pop(row)
+                        _settle(asked.future, asked.future.set_result, row.sampled)
+                    if gone := {row for row in batch.rows if rows[row].gone}:
+                        rows = {row: asked for row, asked in rows.items() if row not in gone}
+                        batch.keep([place for place, row in enumerate(batch.rows) if row in rows])
+                    batch.trim()
             except Exception as failure:  # noqa: BLE001 - the thread must live on, and nobody wait forever
-                batch, rows = None, {}
+                batches, rows = {}, {}
                 # They may be half written; where memory ran out, it is needed.
-                self._prefill.prefixes.clear()
+                self._forget()
                 for asked in together:
                     error = self._engine.sampling_failed(len(together), failure)
                     _settle(asked.future, asked.future.set_exception, error)
+
+    def _forget(self) -> None:
+        for prefill in self._prefills.values():
+            prefill.prefixes.clear()
 
     def _take_joining(self, running: list[_QueuedRequest]) -> list[_QueuedRequest] | None:
         """Those that join now, in order of arrival. Waits while there is nothing to do; None ends the thread."""
@@ -176,7 +189,7 @@ class ContinuousLocal(Engine):
                 self._drained.clear()
                 self._changed.wait_for(lambda: self._closed or (self._waiting and not self._pauses), IDLE_S)
                 if not self._waiting or self._pauses:
-                    self._prefill.prefixes.clear()
+                    self._forget()
                     self._thread = None
                     return None
             joining: list[_QueuedRequest] = []

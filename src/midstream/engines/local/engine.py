@@ -8,6 +8,7 @@ sampled is recorded as token ids with log-probabilities, so its calls can be tra
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from midstream.core.engine import Engine, Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.trajectory import Call
+from midstream.engines.adapters import adapter_of, switch_adapter
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.decoding import generate
 from midstream.engines.local.prefill import Prefill
@@ -29,7 +31,7 @@ class _Waiting:
     request: Request
     prompt_ids: tuple[int, ...]
     future: asyncio.Future[Call]
-    reference: bool
+    weights: tuple[bool, str]  # whether they are the reference policy's; else the adapter of a role, if it has one
 
 
 class TransformersLocal(Engine):
@@ -58,7 +60,9 @@ class TransformersLocal(Engine):
         self._waiting: dict[int, _Waiting] = {}
         # Gives the reference policy while its context lasts. Without a learner it is the model itself.
         self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
-        self._prefills = Prefill(), Prefill()  # of the policy, of the reference policy
+        # Those of roles that have one of their own; then every role has.
+        self.adapters = tuple(name for name in getattr(model, "peft_config", ()) if name != "default")
+        self._prefills: dict[tuple[bool, str], Prefill] = defaultdict(Prefill)  # by weights
 
     @property
     def positions(self) -> int | None:
@@ -76,7 +80,7 @@ class TransformersLocal(Engine):
     def leave(self, order: int) -> None:
         """Wait for it no longer; the others may be ready now."""
         self._live.discard(order)
-        for prefill in self._prefills:
+        for prefill in self._prefills.values():
             prefill.prefixes.leave(order)
         self._sample_if_all_wait()
         self._forget_if_none_live()
@@ -92,13 +96,33 @@ class TransformersLocal(Engine):
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._waiting[request.order] = _Waiting(
-            request=self.limited(request, prompt_ids), prompt_ids=prompt_ids, future=future, reference=reference
+            request=self.limited(request, prompt_ids),
+            prompt_ids=prompt_ids,
+            future=future,
+            weights=(reference, "" if reference else self.adapter_for(request)),
         )
         try:
             self._sample_if_all_wait()
             return await future
         finally:
             self._waiting.pop(request.order, None)
+
+    def adapter_for(self, request: Request) -> str:
+        """The adapter of a request's role, "" where roles have none of their own."""
+        name = adapter_of(request.role)
+        if self.adapters and name not in self.adapters:
+            raise EngineError(
+                f"{self.name} has adapters of the roles {', '.join(self.adapters)}, and none of {request.role!r}",
+                code="unknown-role",
+                fix="name the directory of one of them as the model, e.g. policy/planner, which then is that of all",
+            )
+        return name if self.adapters else ""
+
+    def with_adapter(self, name: str) -> PreTrainedModel:
+        """The model, computing with an adapter that `adapter_for` gave."""
+        if name:
+            switch_adapter(self.model, name)
+        return self.model
 
     def prompt_of(self, request: Request) -> tuple[int, ...]:
         """The token ids of a request's prompt. What the model cannot compute is refused."""
@@ -141,10 +165,10 @@ class TransformersLocal(Engine):
         waiting = [self._waiting[order] for order in sorted(self._waiting)]
         self._waiting.clear()
         try:
-            for asked in (False, True):
-                batch = [each for each in waiting if each.reference is asked]
+            for weights in sorted({each.weights for each in waiting}):
+                batch = [each for each in waiting if each.weights == weights]
                 for start in range(0, len(batch), self.max_batch):
-                    self._answer(batch[start : start + self.max_batch], reference=asked)
+                    self._answer(batch[start : start + self.max_batch], *weights)
         except Exception as failure:
             # A bug, raised to the last caller; the others must not wait forever.
             self._fail(waiting, failure)
@@ -154,14 +178,15 @@ class TransformersLocal(Engine):
 
     def _forget_if_none_live(self) -> None:
         """Drop what is held: a rollout's samples must not depend on requests before it."""
-        for prefill in self._prefills if not self._live else ():
+        for prefill in self._prefills.values() if not self._live else ():
             prefill.prefixes.clear()
 
-    def _answer(self, batch: Sequence[_Waiting], *, reference: bool) -> None:
-        prefill = self._prefills[reference]
+    def _answer(self, batch: Sequence[_Waiting], reference: bool, adapter: str) -> None:
+        # An adapter has its own: with another, the same tokens have other keys and values.
+        prefill = self._prefills[reference, adapter]
         try:
             asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
-            with self.reference_policy() if reference else nullcontext(self.model) as model:
+            with self.reference_policy() if reference else nullcontext(self.with_adapter(adapter)) as model:
                 completions = generate(
                     model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill
                 )
@@ -177,7 +202,7 @@ class TransformersLocal(Engine):
             waiting.future.set_result(call)
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
-        for prefill in self._prefills:
+        for prefill in self._prefills.values():
             # They may be half written; where memory ran out, it is needed.
             prefill.prefixes.clear()
         for waiting in batch:

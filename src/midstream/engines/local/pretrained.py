@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
+from midstream.engines.adapters import ADAPTER_CONFIG, adapters_in
 from midstream.engines.local.catalog import place_of
 from midstream.engines.local.codec import load_tokenizer, one_line
 
-_ADAPTER_CONFIG = "adapter_config.json"
-_CORRECT = f"correct base_model_name_or_path in {_ADAPTER_CONFIG}"
+_CORRECT = f"correct base_model_name_or_path in {ADAPTER_CONFIG}"
 
 
 def load_model(
@@ -28,13 +29,13 @@ def load_model(
     """Load weights and tokenizer from a directory, a GGUF file, the hub, or the directory of a LoRA adapter.
 
     An adapter is loaded onto the model that it was trained on: merged into the weights, or, to train it further
-    (`trainable`), as a peft model. Raises `RecipeError` if model, adapter or device is missing, unknown, or does not
-    fit the others, or if memory is too small for the weights.
+    (`trainable`), as a peft model; so are those of a directory with an adapter for each role. Raises `RecipeError` if
+    model, adapter or device is missing, unknown, or does not fit the others, or if memory is too small for the weights.
     """
     require_device(device)
-    place, adapter = place_of(name), None
-    if (Path(place) / _ADAPTER_CONFIG).is_file():
-        adapter = Path(place)
+    place = place_of(name)
+    adapters = adapters_in(Path(place))
+    for adapter in adapters.values():
         place = _base_of(adapter)
     if place.endswith(".gguf"):
         # Imported where used: it takes half a second.
@@ -63,15 +64,15 @@ def load_model(
             code="model-not-loaded",
             fix="name another model, or save it again",
         )
-    if adapter is not None:
-        model = _with_adapter(model, adapter, trainable)
+    if adapters:
+        model = _with_adapters(model, adapters, trainable)
     return model.to(device), tokenizer
 
 
 def _base_of(adapter: Path) -> str:
     """The model that an adapter was trained on: a directory, or a name on the hub."""
     try:
-        config = json.loads((adapter / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         if config["peft_type"] != "LORA":
             raise ValueError(f"peft_type is {config['peft_type']!r}")
     except (OSError, ValueError, KeyError, TypeError) as failure:
@@ -127,24 +128,28 @@ def require_device(device: str) -> None:
         ) from failure
 
 
-def _with_adapter(model: PreTrainedModel, adapter: Path, trainable: bool) -> Any:
-    """The model with a LoRA adapter: merged, or apart from its weights and trainable."""
+def _with_adapters(model: Any, adapters: Mapping[str, Path], trainable: bool) -> Any:
+    """The model with a LoRA adapter: merged, or apart from its weights and trainable; several always are apart."""
     # Imported where used: it takes a second.
     from peft import PeftModel
 
-    try:
-        with warnings.catch_warnings():
-            # Peft asks transformers by a name that is being retired.
-            warnings.simplefilter("ignore", FutureWarning)
-            # Those would stay as they were drawn.
-            warnings.filterwarnings("error", "Found missing adapter keys")
-            adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
-    except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
-        raise _invalid(adapter, f"does not fit its model: {one_line(failure)}", _CORRECT) from failure
-    if trainable:
-        return adapted.eval()
+    for name, adapter in adapters.items():
+        try:
+            with warnings.catch_warnings():
+                # Peft asks transformers by a name that is being retired.
+                warnings.simplefilter("ignore", FutureWarning)
+                # Those would stay as they were drawn.
+                warnings.filterwarnings("error", "Found missing adapter keys")
+                if isinstance(model, PeftModel):
+                    model.load_adapter(str(adapter), name, is_trainable=trainable)
+                else:
+                    model = PeftModel.from_pretrained(model, str(adapter), name, is_trainable=trainable)
+        except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
+            raise _invalid(adapter, f"does not fit its model: {one_line(failure)}", _CORRECT) from failure
+    if trainable or "default" not in adapters:
+        return model.eval()
     # Peft froze it.
-    return adapted.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]
+    return model.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]
 
 
 def _invalid(adapter: Path, what: str, fix: str) -> RecipeError:

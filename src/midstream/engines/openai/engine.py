@@ -47,6 +47,7 @@ from midstream.core.http import Endpoint, redacted, retry, retry_after_s
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.core.version import __version__
+from midstream.engines.adapters import adapter_of, adapters_in
 from midstream.engines.openai.limits import SHOWN_WAIT_S, Reservation, limits_of
 from midstream.engines.openai.providers import PROVIDERS, price_of
 from midstream.engines.openai.reply import (
@@ -169,6 +170,8 @@ class OpenAICompatibleEngine:
         self.token_exact = config.token_ids
         self.codec: Codec | None = None
         self._model = config.model
+        # Names on the server, by the name of a role's adapter.
+        self._adapters: dict[str, str] = {}
         self._policy_version: int | None = None
         self._context = ModelContext(config, name)
         self._base_url = config.base_url.rstrip("/")
@@ -185,7 +188,8 @@ class OpenAICompatibleEngine:
             DeadlineError: `request.deadline_s` passed first; likewise.
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
-        out = encode_request(request, self.config, self._model, ids)
+        model = self._adapters.get(adapter_of(request.role), self._model)
+        out = encode_request(request, self.config, model, ids)
         # Read with the model's name: a later adapter is for later requests.
         version = self._policy_version
         failures: list[str] = []
@@ -314,12 +318,19 @@ class OpenAICompatibleEngine:
             shutil.rmtree(path, ignore_errors=True)
 
     async def use_adapter(self, version: int, path: Path) -> None:
-        """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`."""
-        self._model, self._policy_version = await change_adapter("load", path, self.config, self._post), version
+        """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`.
+
+        Where `path` has an adapter for each role, requests of a role get theirs.
+        """
+        found = adapters_in(path) or {"default": path}
+        names = {name: await change_adapter("load", own, self.config, self._post) for name, own in found.items()}
+        self._adapters, self._policy_version = names, version
+        self._model = names.get("default", self.config.model)
 
     async def drop_adapter(self, path: Path) -> None:
         """Unload the adapter at `path` from the server, if it is loaded."""
-        await change_adapter("unload", path, self.config, self._post)
+        for own in (adapters_in(path) or {"": path}).values():
+            await change_adapter("unload", own, self.config, self._post)
 
     async def close(self) -> None:
         """Leave this event loop's connections; they close with their last user. A later request opens new ones."""

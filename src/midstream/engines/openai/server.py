@@ -137,7 +137,7 @@ def write_adapter(export: Callable[[Path], None], root: Path, version: int) -> P
         export(unfinished)
         digest = blake2b(digest_size=8)
         # Of the weights only: peft's settings vary in their order.
-        for file in sorted(unfinished.glob("adapter_model*")):
+        for file in sorted(unfinished.rglob("adapter_model*")):
             digest.update(file.read_bytes())
         directory = root / f"version-{version}-{digest.hexdigest()}"
         if directory.exists():
