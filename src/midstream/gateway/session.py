@@ -196,7 +196,7 @@ class AgentSession:
             raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
 
     async def take_reward(self, body: object) -> None:
-        """Take the agent's reward, {"reward": 0.5, "feedback": "why"}, or that of a reply, {"call": ID, "reward": 3}."""
+        """Take the agent's reward, {"reward": 0.5, "feedback": "why"}, or a reply's, {"call": ID, "reward": 3}."""
         fields = body if isinstance(body, dict) else {}
         value, name = fields.get("reward"), fields.get("call")
         value = _checked_reward(value) if name is None else _finite(value)

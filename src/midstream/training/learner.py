@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -271,7 +271,7 @@ class LocalLearner:
     def save(self, directory: Path) -> None:
         """Write trainable and reference weights and the optimizer's state."""
         state = {
-            "model": self._trainable(),
+            "model": _trainable(self.model, self._trained),
             "reference": self.reference.state_dict() if self.reference else None,
             "optimizer": self.optimizer.state_dict(),
             "prepared": self._prepared,
@@ -306,7 +306,7 @@ class LocalLearner:
             ) from failure
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        other = state["model"].keys() ^ self._trainable().keys()
+        other = state["model"].keys() ^ _trainable(self.model, self._trained).keys()
         if other:
             raise KeyError(min(other))
         if not self.masters and any("master" in one for one in state["optimizer"]["state"].values()):
@@ -317,9 +317,6 @@ class LocalLearner:
             self.reference.load_state_dict(state["reference"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._prepared = state.get("prepared")
-
-    def _trainable(self) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, tensor in self.model.state_dict().items() if name in self._trained}
 
     def rebase(self) -> None:
         """Make the present weights the reference policy and start with a fresh optimizer."""
@@ -442,6 +439,10 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig, adapters: Sequence[st
         for name in others:
             adapted.add_adapter(name, settings)
         return adapted  # type: ignore[return-value]
+
+
+def _trainable(model: PreTrainedModel, names: Collection[str]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 
 def require_finite(value: float, what: str) -> None:
