@@ -306,8 +306,7 @@ class _RunRecord:
 
     async def answer(self, engine: Engine, request: Request) -> Call:
         """The recorded reply to a request of the trunk, or else the engine's."""
-        sampling = replace(request, seed=0)
-        key = request_key(sampling, {"role": request.role, "ids": list(request.prompt_ids)})
+        key = request_key(replace(request, seed=0), {"role": request.role, "ids": list(request.prompt_ids)})
         asked = _Asked(key=key, role=request.role)
         self.asked.append(asked)
         if left := self.trunk.get(key):
