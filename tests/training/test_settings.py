@@ -84,6 +84,7 @@ def test_what_each_variant_sets():
         "rloo": ("seq-mean-token-sum", (0.2, 0.2), "leave_one_out", False, 0.001),
         "cispo": ("token-mean", (0.2, 4.0), "group_mean", True, 0.0),
         "gspo": ("seq-mean-token-mean", (3e-4, 4e-4), "group_mean", True, 0.0),
+        "arpo": ("seq-mean-token-mean", (0.2, 0.2), "group_mean", True, 0.0),
         "gigpo": ("trajectory-turn-token", (0.2, 0.2), "group_mean", True, 0.01),
     }
     turns = {name: TrainingConfig.model_validate({"variant": name}).turns for name in (None, *VARIANTS)}
@@ -127,12 +128,11 @@ def test_a_resolved_recipe_is_read_back_the_same():
     ("name", "road"),
     [
         ("sapo", "training.loss.type"),
-        ("arpo", "group_size"),
         ("grop", "grpo"),
     ],
 )
 def test_a_recipe_with_another_variant_is_refused_with_the_nearest_road(name, road):
-    with raises("unknown-type", name, road, "grpo, bnpo, dr_grpo, dapo, rloo, cispo, gspo, gigpo"):
+    with raises("unknown-type", name, road, "grpo, bnpo, dr_grpo, dapo, rloo, cispo, gspo, arpo, gigpo"):
         load_recipe("flow-grpo-tiny", [f"training.variant={name}"])
 
 

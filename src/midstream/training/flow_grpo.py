@@ -84,7 +84,7 @@ class FlowGRPO:
         own: Any = self.config.advantage
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
         forks: Any = self.config.branching
-        self.rollout = rollout if forks is None else partial(forks.config.build(None), roles=(self.role,))
+        self.rollout = rollout if forks is None else partial(forks.config.build(None), roles=self.roles)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint has to hold besides the learner's state."""

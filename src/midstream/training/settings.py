@@ -262,11 +262,13 @@ class TrainedRole(Settings):
 # | `cispo`   | MiniMax-M1, arXiv 2506.13585 | token-mean              | -, 4       | group_mean    | yes    |
 # | `gspo`    | arXiv 2507.18071             | seq-mean-token-mean     | 3e-4, 4e-4 | group_mean    | yes    |
 # | `gigpo`   | arXiv 2505.10978             | trajectory-turn-token   | 0.2, 0.2   | of each state | yes    |
+# | `arpo`    | arXiv 2507.19849             | seq-mean-token-mean     | 0.2, 0.2   | group_mean    | yes    |
 #
 # All but Flow-GRPO and GiGPO have `turns = "merged"`: their papers know one response a trajectory. DAPO's other parts,
 # `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's paper subtracts the
 # KL from the reward; here it is the same term of the loss as in all the others. CISPO's paper leaves its bound open;
-# 1 + 4 is what TRL and ScaleRL (arXiv 2510.13786) recommend. GiGPO's advantage is that of plugins/midstream-credit.
+# 1 + 4 is what TRL and ScaleRL (arXiv 2510.13786) recommend. GiGPO's advantage and
+# ARPO's branching are those of plugins/midstream-credit; ARPO's groups are 16, of which 8 begin at the start.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.04}},
     "bnpo": {"loss": {"aggregation": "token-mean"}},
@@ -285,12 +287,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "kl_coefficient": 0.0,
         },
     },
+    "arpo": {
+        "loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.0},
+        "branching": {"type": "fork", "initial": 8},
+        "group_size": 16,
+    },
     "gigpo": {"loss": {"kl_coefficient": 0.01}, "advantage": {"type": "gigpo"}, "turns": "calls"},
 }
 
 _ELSEWHERE = {
-    "arpo": "it branches rollouts where entropy rises after a tool call; here a task's rollouts are independent. "
-    'The nearest: variant = "grpo" with a larger group_size',
     "sapo": "its clip is a soft gate. The nearest: training.loss.type, a function of your own of each token",
 }
 
@@ -302,7 +307,8 @@ class TrainingConfig(Settings):
 
     Attributes:
         algorithm: `flow_grpo`, or `supervised` (a control)
-        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo`, `cispo`, `gspo` or `gigpo`: its settings are the defaults
+        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo`, `cispo`, `gspo`, `arpo` or `gigpo`: its settings are
+            the defaults
         weights: the engine whose weights are trained, if not the planner's; a served planner gets them as a LoRA
             adapter before every step
         roles: several modules that are trained together, as a list of names or as `training.roles.NAME`
