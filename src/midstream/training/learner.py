@@ -269,7 +269,7 @@ class LocalLearner:
     def save(self, directory: Path) -> None:
         """Write trainable and reference weights and the optimizer's state."""
         state = {
-            "model": self._trainable(),
+            "model": {name: one for name, one in self.model.state_dict().items() if name in self._trained},
             "reference": self.reference.state_dict() if self.reference else None,
             "optimizer": self.optimizer.state_dict(),
             "prepared": self._prepared,
@@ -304,7 +304,7 @@ class LocalLearner:
             ) from failure
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        other = state["model"].keys() ^ self._trainable().keys()
+        other = state["model"].keys() ^ self._trained
         if other:
             raise KeyError(min(other))
         if not self.masters and any("master" in one for one in state["optimizer"]["state"].values()):
@@ -315,9 +315,6 @@ class LocalLearner:
             self.reference.load_state_dict(state["reference"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._prepared = state.get("prepared")
-
-    def _trainable(self) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, tensor in self.model.state_dict().items() if name in self._trained}
 
     def rebase(self) -> None:
         """Make the present weights the reference policy and start with a fresh optimizer."""
@@ -418,20 +415,15 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig, adapters: Sequence[st
         )
     # An adapter that is trained further keeps its rank and scale, and its own target modules.
     if isinstance(model, PeftModel):
-        if {*adapters} != model.peft_config.keys():
+        found = {name: (one.r, one.lora_alpha) for name, one in model.peft_config.items()}
+        if found != dict.fromkeys(adapters, (config.rank, config.alpha)):
+            rank, alpha = next(iter(found.values()))
             raise RecipeError(
-                f"the engine's model has the adapters {', '.join(model.peft_config)}, and {', '.join(adapters)} learn",
+                f"learner.lora has rank {config.rank} and alpha {config.alpha} of {', '.join(adapters)}, the engine's "
+                f"adapter {rank} and {alpha} of {', '.join(found)}",
                 code="setting-conflict",
-                fix="set learner.lora.per_role and training.roles as in the run that trained them, or name its base",
+                fix=f"set learner.lora = {{ rank = {rank}, alpha = {alpha} }}, per_role as it was, or name its base",
             )
-        for trained in model.peft_config.values():
-            if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
-                raise RecipeError(
-                    f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} "
-                    f"and {trained.lora_alpha}",
-                    code="setting-conflict",
-                    fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base",
-                )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
     with warnings.catch_warnings(), torch.random.fork_rng():

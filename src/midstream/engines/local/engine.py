@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from midstream.core.engine import Engine, Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.trajectory import Call
-from midstream.engines.adapters import adapter_of, switch_adapter
+from midstream.engines.adapters import adapter_of
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.decoding import generate
 from midstream.engines.local.prefill import Prefill
@@ -121,7 +121,12 @@ class TransformersLocal(Engine):
     def with_adapter(self, name: str) -> PreTrainedModel:
         """The model, computing with an adapter that `adapter_for` gave."""
         if name:
-            switch_adapter(self.model, name)
+            # Imported where used: it takes a second.
+            from peft.tuners.tuners_utils import BaseTunerLayer
+
+            for layer in self.model.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    layer.set_adapter(name)
         return self.model
 
     def prompt_of(self, request: Request) -> tuple[int, ...]:
