@@ -241,7 +241,9 @@ class AgentSession:
         every = self.gateway.config.models.get("*")
         if name in self.trained or (name not in self.context.engines and every is not None and every.train):
             return POLICY
-        return name if name in self.context.engines else "*"
+        # Where roles are trained, a call of no role would be lost.
+        unknown = name not in self.context.engines or (name == POLICY and self.gateway.roles)
+        return "*" if unknown else name
 
     def _count(self) -> None:
         """Refuse a request beyond the limit of calls."""
