@@ -415,7 +415,8 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig, adapters: Sequence[st
         )
     # An adapter that is trained further keeps its rank and scale, and its own target modules.
     if isinstance(model, PeftModel):
-        found = {name: (one.r, one.lora_alpha) for name, one in model.peft_config.items()}
+        configs: Any = model.peft_config
+        found = {name: (one.r, one.lora_alpha) for name, one in configs.items()}
         if found != dict.fromkeys(adapters, (config.rank, config.alpha)):
             rank, alpha = next(iter(found.values()))
             raise RecipeError(

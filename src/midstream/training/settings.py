@@ -84,7 +84,7 @@ class LearnerConfig(ComponentConfig):
         """Check that each role can have an adapter of its own: transcripts that are imitated train one."""
         super().check_recipe(where, recipe)
         roles, imitates = recipe.training.roles, recipe.warm_start or recipe.training.algorithm == "supervised"
-        differ = len({adapter_of(role) for role in roles}) == len(roles) > 0
+        differ = len({adapter_of(role) for role in roles} - {"default"}) == len(roles) > 0
         if self.lora is not None and self.lora.per_role and (imitates or not differ):
             raise RecipeError(
                 f"{where}.lora.per_role = true with "

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ class TransformersLocal(Engine):
         self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
         # Those of roles that have one of their own; then every role has.
         self.adapters = tuple(name for name in getattr(model, "peft_config", ()) if name != "default")
+        if self.adapters:
+            self.reference_policy = self._without_adapters
         self._prefills: dict[tuple[bool, str], Prefill] = defaultdict(Prefill)  # by weights
 
     @property
@@ -117,6 +119,11 @@ class TransformersLocal(Engine):
                 fix="name the directory of one of them as the model, e.g. policy/planner, which then is that of all",
             )
         return name if self.adapters else ""
+
+    @contextmanager
+    def _without_adapters(self) -> Iterator[PreTrainedModel]:
+        with self.model.disable_adapter():  # type: ignore[operator]
+            yield self.model
 
     def with_adapter(self, name: str) -> PreTrainedModel:
         """The model, computing with an adapter that `adapter_for` gave."""
