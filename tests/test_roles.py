@@ -150,9 +150,10 @@ def test_the_adapters_are_trained_further(trained, model, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["training.roles=[]", "agent.verifier={type='form'}"], "names no roles"),
-        (["warm_start={file='replies.jsonl'}"], "transcripts that are imitated"),
+        (["training.roles=[]", "agent.verifier={type='form'}"], "training.roles = []"),
+        (["warm_start={file='replies.jsonl'}"], "transcripts to imitate"),
         (["learner.lora.per_role=false", "engines.policy.model=POLICY"], "has the adapters planner, verifier"),
+        (["learner.lora.rank=8", "engines.policy.model=POLICY"], "engine's adapter 4 and 8 of planner, verifier"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, words, trained, model, tmp_path, capsys):

@@ -329,3 +329,71 @@ def test_each_delivered_token_is_in_exactly_one_row(steps):
         text = bytes(token for token, own in zip(row.completion_ids, flags, strict=True) if own)
         in_rows.update(part + b">" for part in text.split(b">") if part)
     assert in_rows == Counter(bytes(call.completion_ids) for call in delivered)
+
+
+# -- rewards of single replies -----------------------------------------------------------------------------------------
+
+SPOKEN = {
+    "chat/completions": chat("a"),
+    "responses": {"model": "policy", "input": "b"},
+    "messages": {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "c"}]},
+}
+
+
+async def reward(http: aiohttp.ClientSession, url: str, **body: Any) -> tuple[int, str]:
+    """Status and code of an answer to a reward."""
+    async with http.post(f"{url}/reward", json=body) as answer:
+        return answer.status, (await answer.json()).get("error", {}).get("code", "")
+
+
+def test_a_reply_of_each_api_may_have_a_reward_of_its_own():
+    async def both():
+        async with open_session(Model()) as (_, session, url), client() as http:
+            names = []
+            for path, body in SPOKEN.items():
+                async with http.post(f"{url}/v1/{path}", json=body) as answer:
+                    names.append((await answer.json())["id"])
+            given = zip(names, (0.3, -1, 0), strict=True)
+            answers = [await reward(http, url, call=name, reward=value) for name, value in given]
+            answers += [await reward(http, url, call="chatcmpl-0", reward=0.3)]
+            answers += [await reward(http, url, call=names[0], reward=value) for value in (-2, "1", True, None)]
+            return answers, session.reward, await ended(session), await reward(http, url, call=names[0], reward=0.5)
+
+    answers, own, calls, late = asyncio.run(both())
+    assert answers[:3] == [(200, "")] * 3
+    assert answers[3] == (404, "unknown-call")
+    assert answers[4:] == [(400, "reward-invalid")] * 4
+    assert [call.reward for call in calls] == [0.3, -1.0, 0.0]
+    assert own is None
+    assert late == (409, "session-ended")
+
+
+def test_a_servers_own_reply_is_known_by_the_servers_id():
+    async def both(url: str):
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=url, api_key_env=""), "model")
+        async with open_session(engine) as (_, session, url), client() as http:
+            _, shown = await ask(http, url)
+            found = await reward(http, url, call=shown["id"], reward=0.5)
+            [call] = session.calls
+        await engine.close()
+        return found, call.reward
+
+    with LLMServer(lambda _: "fine") as server:
+        assert asyncio.run(both(server.base_url)) == ((200, ""), 0.5)
+
+
+def test_names_of_roles_are_asked_with_the_policys_model_and_sampling():
+    async def both():
+        model = Model()
+        async with open_session(model, sampling=Sampling(temperature=0.7)) as (gateway, session, url), client() as http:
+            gateway.roles = ("planner", "writer")
+            statuses = [
+                (await ask(http, url, chat("a", model=name, temperature=0)))[0]
+                for name in ("planner", "writer", "policy")
+            ]
+            return statuses, session.names, model.requests
+
+    statuses, names, requests = asyncio.run(both())
+    assert statuses == [200, 200, 404]
+    assert names == ["planner", "writer"]
+    assert [(one.role, one.sampling.temperature) for one in requests] == [("planner", 0.7), ("writer", 0.7)]

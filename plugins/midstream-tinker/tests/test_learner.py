@@ -130,6 +130,20 @@ def test_steps_equal_the_local_learners(serve, directory, three_batches, divisio
     assert server.applied["optim_step"] - steps < 15  # the others are of the probe
 
 
+@pytest.mark.parametrize("loss", [PLAIN, PolicyLoss(surrogate="gspo", kl_coefficient=0.0)])
+def test_calls_of_a_row_may_have_advantages_of_their_own(serve, directory, three_batches, loss):
+    server = serve()
+    served, local = served_learner(server, directory), local_learner(directory)
+    rows = []
+    for row in three_batches[0][:3]:
+        values = tuple(1.0 if place % 2 else -0.5 for place in range(len(row.completion_ids)))
+        rows.append(replace(row, advantages=values))
+    (there, norm), (here, own_norm) = move(served, rows, loss), move(local, rows, loss)
+    assert there.loss == pytest.approx(here.loss, abs=1e-5)
+    assert norm == pytest.approx(own_norm, rel=1e-4)
+    assert largest_difference(server, served, local) < 1e-5
+
+
 @pytest.mark.slow
 def test_without_kl_one_pass_is_made(serve, directory, three_batches):
     server = serve()

@@ -13,6 +13,7 @@ from midstream.components.kinds import register
 from midstream.recipe.inputs import run_recipe
 from midstream.runs import RunDirectory
 from midstream_tinker.learner import STATE, TinkerLearner
+from support.errors import printed
 from support.served_model import CalculatesConfig, save_model
 from test_hf_lora import SMALLER
 from tinker_server import TinkerServer
@@ -141,3 +142,16 @@ def test_what_a_server_cannot_train_is_refused(model, capsys):
     one_type = ["--set", "engines.policy.type=tinker", "--set", f"engines.policy.model={model}", "--set", AT_ONE]
     assert main(["train", "flow-grpo-lora", "--dry-run", *one_type]) == 2
     assert "error[setting-conflict]: learner.type = 'local'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "words_of_error"),
+    [
+        ("training.loss.entropy_coefficient=0.01", "entropy_coefficient = 0.01 with a Tinker server"),
+        ("learner.lora.per_role=true", "the server decides lora.per_role"),
+    ],
+)
+def test_what_a_server_cannot_compute_is_refused(setting, words_of_error, model, tmp_path, capsys):
+    with TinkerServer(model) as server:
+        assert train(tmp_path / "run", model, server, setting) == 2
+    assert words_of_error in printed(capsys.readouterr().err).what

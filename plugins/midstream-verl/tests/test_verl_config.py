@@ -80,6 +80,8 @@ def test_settings_of_verl_win_and_may_be_nested():
     [
         (["training.decay_steps=15"], "text-tiny", "training.decay_steps = 15"),
         (["training.resample_uniform=2"], "text-tiny", "resample_uniform"),
+        (["training.loss.surrogate=gspo"], "text-tiny", "gspo"),
+        (["training.loss.entropy_coefficient=0.01"], "text-tiny", "entropy_coefficient = 0.01"),
         (["learner.attention=dense"], "text-tiny", "learner.attention = 'dense'"),
         (["learner.lora={rank = 4}"], "text-tiny", "[learner.lora]"),
         (["training.algorithm=supervised"], "text-tiny", "supervised"),

@@ -3,12 +3,15 @@
 import dataclasses
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.errors import UnsupportedError
 from midstream.core.trajectory import Call, Trajectory
 from midstream.training.protocols import Row
 from midstream_verl.rows import idle_row, layout, outputs_of, rows_per_rank
+from support.errors import coded
 
 
 def row(name, tokens=3, sampled=()):
@@ -39,6 +42,14 @@ def test_mini_batches_and_rows_without_a_loss_are_left_out():
     nothing = dataclasses.replace(row("b"), sampled=(False, False, False))
     outputs = outputs_of([[], [nothing], [row("a"), nothing]], {"a": 1.0, "b": 1.0})
     assert [(one.row.trajectory_id, one.minibatch) for one in outputs] == [("a", 0)]
+
+
+def test_a_row_whose_calls_differ_in_advantage_is_refused():
+    differs = dataclasses.replace(row("a"), advantages=(1.0, 0.0, 0.5))
+    with pytest.raises(
+        UnsupportedError, check=coded("cluster-unsupported", "advantage", fix='training.turns = "calls"')
+    ):
+        outputs_of([[differs]], {"a": 1.0})
 
 
 def test_a_step_without_a_gradient_has_one_row_without_a_loss():

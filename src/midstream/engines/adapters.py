@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -21,13 +20,3 @@ def adapters_in(directory: Path) -> dict[str, Path]:
     # A model may have adapters of others below it.
     found = [] if (directory / "config.json").exists() else sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))
     return {path.parent.name: path.parent for path in found}
-
-
-def switch_adapter(model: Any, name: str) -> None:
-    """Have a model compute with the adapter `name`, which it holds next to others."""
-    # Imported where used: it takes a second.
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for layer in model.modules():
-        if isinstance(layer, BaseTunerLayer):
-            layer.set_adapter(name)

@@ -10,7 +10,6 @@ each call; the tool's answer is found in a later request, by its id.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -196,10 +195,10 @@ class AgentSession:
             raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
 
     async def take_reward(self, body: object) -> None:
-        """Take the agent's reward, {"reward": 0.5, "feedback": "why"}, or a reply's, {"call": ID, "reward": 3}."""
+        """Take the agent's reward: {"reward": 0.5, "feedback": "why"}; or one reply's: {"call": ID, "reward": -1}."""
         fields = body if isinstance(body, dict) else {}
-        value, name = fields.get("reward"), fields.get("call")
-        value = _checked_reward(value) if name is None else _finite(value)
+        name = fields.get("call")
+        value = _checked_reward(fields.get("reward"), 0 if name is None else -1)
         if self.over:
             raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
         if name is not None:
@@ -242,7 +241,9 @@ class AgentSession:
         every = self.gateway.config.models.get("*")
         if name in self.trained or (name not in self.context.engines and every is not None and every.train):
             return POLICY
-        return name if name in self.context.engines else "*"
+        # Where roles are trained, a call of no role would be lost.
+        unknown = name not in self.context.engines or (name == POLICY and self.gateway.roles)
+        return "*" if unknown else name
 
     def _count(self) -> None:
         """Refuse a request beyond the limit of calls."""
@@ -416,15 +417,9 @@ class AgentSession:
         record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
 
 
-def _checked_reward(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
-    return float(value)
-
-
-def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FormError("reward-invalid", f"the reward of a call is a finite number, not {value!r:.100}", "reward")
+def _checked_reward(value: object, least: int = 0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1:
+        raise FormError("reward-invalid", f"a reward here is a number in [{least}, 1], not {value!r:.100}", "reward")
     return float(value)
 
 

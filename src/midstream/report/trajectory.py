@@ -317,13 +317,13 @@ def trajectory_document(
     template: Template | None = None,
     first: int = 0,
     limit: int | None = None,
-    trained: str = "",
+    trained: Collection[str] = (),
     **place: Any,
 ) -> Block:
     """A trajectory, of a long one at most `limit` turns from `first` (from 0) on.
 
-    `trained` is the role whose calls were trained on, "" for none. `place` are fields that the trajectory does not
-    hold: part, place, advantage, vote.
+    `trained` are the roles whose calls were trained on. `place` are fields that the trajectory does not hold: part,
+    place, advantage, vote.
     """
     stream, error, opening = is_stream(trajectory), trajectory.error, len(trajectory.opening_calls)
     calls = [call_document(call, number, trained) for number, call in enumerate(trajectory.calls)]
@@ -382,7 +382,7 @@ def rows_document(rows: Iterable[Row]) -> list[Block]:
     ]
 
 
-def call_document(call: Call, number: int, trained: str = "") -> Block:
+def call_document(call: Call, number: int, trained: Collection[str] = ()) -> Block:
     """One request without its texts, except for the reply; `number` counts from 0 in the trajectory."""
     return {
         "n": number,
@@ -395,7 +395,7 @@ def call_document(call: Call, number: int, trained: str = "") -> Block:
         "completion_tokens": call.usage.completion_tokens,
         "policy_version": call.policy_version,
         "tokens": bool(call.prompt_ids or call.completion_ids),
-        "trained": bool(trained) and call.role == trained and trainable(call),
+        "trained": call.role in trained and trainable(call),
         "error": call.error.line if call.error else "" if call.delivered else "the agent never received the reply",
         "retries": list(call.failures),
     }

@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -271,7 +271,7 @@ class LocalLearner:
     def save(self, directory: Path) -> None:
         """Write trainable and reference weights and the optimizer's state."""
         state = {
-            "model": _trainable(self.model, self._trained),
+            "model": {name: one for name, one in self.model.state_dict().items() if name in self._trained},
             "reference": self.reference.state_dict() if self.reference else None,
             "optimizer": self.optimizer.state_dict(),
             "prepared": self._prepared,
@@ -306,7 +306,7 @@ class LocalLearner:
             ) from failure
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
-        other = state["model"].keys() ^ _trainable(self.model, self._trained).keys()
+        other = state["model"].keys() ^ self._trained
         if other:
             raise KeyError(min(other))
         if not self.masters and any("master" in one for one in state["optimizer"]["state"].values()):
@@ -413,20 +413,16 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig, adapters: Sequence[st
         )
     # An adapter that is trained further keeps its rank and scale, and its own target modules.
     if isinstance(model, PeftModel):
-        if {*adapters} != model.peft_config.keys():
+        configs: Any = model.peft_config
+        found = {name: (one.r, one.lora_alpha) for name, one in configs.items()}
+        if found != dict.fromkeys(adapters, (config.rank, config.alpha)):
+            rank, alpha = next(iter(found.values()))
             raise RecipeError(
-                f"the engine's model has the adapters {', '.join(model.peft_config)}, and {', '.join(adapters)} learn",
+                f"learner.lora has rank {config.rank} and alpha {config.alpha} of {', '.join(adapters)}, the engine's "
+                f"adapter {rank} and {alpha} of {', '.join(found)}",
                 code="setting-conflict",
-                fix="set learner.lora.per_role and training.roles as in the run that trained them, or name its base",
+                fix=f"set learner.lora = {{ rank = {rank}, alpha = {alpha} }}, per_role as it was, or name its base",
             )
-        for trained in model.peft_config.values():
-            if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
-                raise RecipeError(
-                    f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} "
-                    f"and {trained.lora_alpha}",
-                    code="setting-conflict",
-                    fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or name its base",
-                )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
     with warnings.catch_warnings(), torch.random.fork_rng():
@@ -439,10 +435,6 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig, adapters: Sequence[st
         for name in others:
             adapted.add_adapter(name, settings)
         return adapted  # type: ignore[return-value]
-
-
-def _trainable(model: PreTrainedModel, names: Collection[str]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 
 def require_finite(value: float, what: str) -> None:

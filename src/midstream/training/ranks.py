@@ -109,19 +109,15 @@ class RankedLearner(LocalLearner):
         self.rank, self.ranks, self.inside = dist.get_rank(), dist.get_world_size(), False
         self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
         self.replica: PreTrainedModel | None = None
-        if config.offload or hasattr(model, "before_step"):
+        per_role = config.lora is not None and config.lora.per_role
+        if config.offload or per_role or hasattr(model, "before_step"):
             redrawn = "a model that changes its weights between steps (engine type tiny)"
+            what = "learner.lora.per_role = true" if per_role else redrawn
             raise UnsupportedError(
-                f"{'learner.offload = true' if config.offload else redrawn} does not go with several processes",
+                f"{'learner.offload = true' if config.offload else what} does not go with several processes",
                 code="setting-conflict",
                 cause="between updates no rank has whole weights; its share of them stays on its device",
                 fix="leave out --nproc" + ", or set learner.offload = false" * config.offload,
-            )
-        if config.lora is not None and config.lora.per_role:
-            raise UnsupportedError(
-                "learner.lora.per_role = true does not go with several processes",
-                code="setting-conflict",
-                fix="leave out --nproc, or per_role: all roles then have one adapter",
             )
         # The masters are the divided weights themselves.
         super().__init__(model, config, masters=False)

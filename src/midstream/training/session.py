@@ -291,9 +291,8 @@ def model_card(run: RunDirectory, engine: str) -> str:
         for found in run.evaluations.read()
     ]
     card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
-    served = [f"{info.recipe_name}={run.policy_dir.resolve()}"]
-    if "default" not in (adapters := adapters_in(run.policy_dir)):
-        served = [f"{name}={path.resolve()}" for name, path in adapters.items()]
+    names = {"default": info.recipe_name}
+    served = [f"{names.get(name, name)}={path.resolve()}" for name, path in adapters_in(run.policy_dir).items()]
     return card.format(
         model=resolved["engines"][engine].get("model", engine),
         recipe=info.recipe_name,

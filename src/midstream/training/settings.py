@@ -81,21 +81,16 @@ class LearnerConfig(ComponentConfig):
         return {**table, "learner": {**table.get("learner", {}), "type": name}}
 
     def check_recipe(self, where: str, recipe: Any) -> None:
-        """Check that an adapter of each role has rows of that role alone."""
+        """Check that each role can have an adapter of its own: transcripts that are imitated train one."""
         super().check_recipe(where, recipe)
-        if self.lora is None or not self.lora.per_role:
-            return
-        training, names = recipe.training, {adapter_of(role) for role in recipe.training.roles}
-        why = ""
-        if recipe.warm_start is not None or training.algorithm == "supervised":
-            why = "transcripts that are imitated train one adapter"
-        elif len(names) < len(training.roles) or not names:
-            why = f"training.roles = {[*training.roles]} names no roles, or two whose adapters have one name"
-        if why:
+        roles, imitates = recipe.training.roles, recipe.warm_start or recipe.training.algorithm == "supervised"
+        differ = len({adapter_of(role) for role in roles} - {"default"}) == len(roles) > 0
+        if self.lora is not None and self.lora.per_role and (imitates or not differ):
             raise RecipeError(
-                f"{where}.lora.per_role = true, and {why}",
+                f"{where}.lora.per_role = true with "
+                + ("transcripts to imitate" if imitates else f"training.roles = {[*roles]}"),
                 code="setting-conflict",
-                fix="name the roles in training.roles; leave out warm_start and supervised learning, or per_role",
+                fix="name roles that differ in a letter or digit, without warm_start and supervised learning",
             )
 
     def plan(self, build: Any, root: Path) -> list[str]:
@@ -109,9 +104,16 @@ class LearnerConfig(ComponentConfig):
         from midstream.training.learner import LocalLearner, RoleLearner
         from midstream.training.ranks import RankedLearner
 
+        per_role = self.lora is not None and self.lora.per_role
+        if student.adapters and not per_role:
+            raise RecipeError(
+                f"engine {student.name!r} has the adapters {', '.join(student.adapters)}, which no step would change",
+                code="setting-conflict",
+                fix="set learner.lora.per_role = true, or name the directory of one of them as the model",
+            )
         if distributed.is_available() and distributed.is_initialized():
             learner = RankedLearner(student.model, self, sampled=sampled)
-        elif self.lora is not None and self.lora.per_role:
+        elif per_role:
             learner = RoleLearner(student.model, self, adapters=student.adapters)
         else:
             learner = LocalLearner(student.model, self)

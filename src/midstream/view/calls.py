@@ -6,7 +6,7 @@ The texts of tokens come from a `tokenizer.json`, read without the libraries tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import takewhile, zip_longest
@@ -59,10 +59,10 @@ def tokens_document(
     number: int,
     run: RunDirectory,
     resolved: Mapping[str, Any],
-    trained: str,
+    trained: Collection[str],
     advantage: float | None,
 ) -> Block:
-    """The tokens of a call with their log-probabilities, and its training row; `trained` is the role that is."""
+    """The tokens of a call with their log-probabilities, and its training row; `trained` are the roles that are."""
     call = find_call(trajectory, number)
     texts = token_texts(run, resolved, call)
     row, rows, split = _row(trajectory, number, call)
@@ -77,8 +77,8 @@ def tokens_document(
         "row": row,
         "rows": rows,
         "split": split,
-        "advantage": advantage if call.role == trained else None,
-        "trained": bool(trained) and call.role == trained and trainable(call),
+        "advantage": advantage if call.role in trained else None,
+        "trained": call.role in trained and trainable(call),
         "texts": texts is not None,
     }
 

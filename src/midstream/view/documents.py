@@ -10,7 +10,7 @@ Each is a JSON value (viewer/README.md). A run that is damaged or half written i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -327,12 +327,12 @@ def _resolved(run: RunDirectory) -> Mapping[str, Any]:
         return {}
 
 
-def _trained(resolved: Mapping[str, Any], part: str) -> str:
-    """The role whose calls in this part were trained on, "" for none."""
-    agent = resolved.get("agent") or {}
-    if _kind(part) != "step" or not resolved.get("training"):
-        return ""
-    return agent.get("role") or modules_of(agent.get("type", ""))[0]
+def _trained(resolved: Mapping[str, Any], part: str) -> Collection[str]:
+    """The roles whose calls in this part were trained on."""
+    agent, training = resolved.get("agent") or {}, resolved.get("training")
+    if _kind(part) != "step" or not training:
+        return ()
+    return training.get("roles") or (agent.get("role") or modules_of(agent.get("type", ""))[0],)
 
 
 def _kind(name: str) -> str:

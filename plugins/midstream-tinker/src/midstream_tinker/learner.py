@@ -68,13 +68,14 @@ class Passes:
     def ppo(self, client: Any, rows: Sequence[Row], loss: PolicyLoss) -> list[Array]:
         """Add the gradient of a loss without KL, in one pass."""
         old = [[row.old_logprobs[place] for place in _drawn(row)] for row in rows]
-        scaled = [row.advantage * row.weight for row in rows]
+        scales = [row.weight for row in rows]
         if self.division == "mean":
-            scaled = [value * (row.length - 1) * len(rows) for row, value in zip(rows, scaled, strict=True)]
+            scales = [scale * (row.length - 1) * len(rows) for row, scale in zip(rows, scales, strict=True)]
+        scaled = [value * scale for row, scale in zip(rows, scales, strict=True) for value in _advantages(row)]
         data = _data(
             rows,
             logprobs=_per_target(rows, np.concatenate(old)),
-            advantages=_per_target(rows, np.repeat(scaled, [len(each) for each in old])),
+            advantages=_per_target(rows, np.array(scaled)),
         )
         clip = {"clip_low_threshold": 1 - loss.clip_low, "clip_high_threshold": 1 + loss.clip_high}
         return self.run(client, "forward_backward", data, "ppo", clip)
@@ -213,10 +214,12 @@ class TinkerLearner:
         reference = self.server.logprobs(self._reference, rows) if loss.kl_coefficient else None
         new = torch.from_numpy(_sampled(rows, current)).requires_grad_(not one_pass)
         old = torch.tensor([row.old_logprobs[place] for row in rows for place in _drawn(row)], dtype=new.dtype)
-        advantages, weights, kl_weights = (
+        weights, kl_weights = (
             torch.tensor([getattr(row, name) for row in rows for _ in _drawn(row)], dtype=new.dtype)
-            for name in ("advantage", "weight", "kl_weight")
+            for name in ("weight", "kl_weight")
         )
+        advantages = torch.tensor([value for row in rows for value in _advantages(row)], dtype=new.dtype)
+        rows_of = torch.repeat_interleave(torch.tensor([len(_drawn(row)) for row in rows]))
         result = loss.per_token(
             new,
             old,
@@ -224,6 +227,7 @@ class TinkerLearner:
             advantages,
             weights,
             kl_weights,
+            rows=rows_of if loss.needs_rows else None,
         )
         total = result.loss.sum()
         require_finite(total.item(), "loss")
@@ -377,6 +381,11 @@ class TinkerLearner:
 def _drawn(row: Row) -> list[int]:
     """The places of a row's sampled tokens in its completion."""
     return [place for place in range(len(row.completion_ids)) if not row.sampled or row.sampled[place]]
+
+
+def _advantages(row: Row) -> list[float]:
+    """The advantages of a row's sampled tokens."""
+    return [row.advantages[place] if row.advantages else row.advantage for place in _drawn(row)]
 
 
 def _places(row: Row) -> list[int]:

@@ -97,6 +97,8 @@ class TinkerLearnerConfig(LearnerConfig):
         changed = [name for name in _LOCAL_ONLY if getattr(self, name) != getattr(plain, name)]
         if self.lora is None or (self.lora.alpha, self.lora.target) != (_ALPHA, LoraConfig().target):
             changed.append("lora.alpha or lora.target")
+        elif self.lora.per_role:
+            changed.append("lora.per_role, and knows one adapter")
         if changed:
             raise ValueError(f"the server decides {changed[0]}: remove it")
         return self
@@ -118,8 +120,8 @@ class TinkerLearnerConfig(LearnerConfig):
             )
         old: Mapping[str, Any] = table.get("learner", {})
         learner = {key: old[key] for key in ("betas", "weight_decay", "max_grad_norm") if key in old}
-        if rank := old.get("lora", {}).get("rank"):
-            learner["lora"] = {"rank": rank}
+        if lora := {key: value for key, value in old.get("lora", {}).items() if key in ("rank", "per_role")}:
+            learner["lora"] = lora
         kept = ("model", "base_url", "tokenizer", "chat_template_kwargs")
         engine = {"type": "tinker", **{key: local[key] for key in kept if key in local}}
         asks = {"agent": {trained: {"engine": trains}} if trained in agent else {"engine": trains}}
@@ -128,8 +130,16 @@ class TinkerLearnerConfig(LearnerConfig):
         return merge(merge(table, asks), changes)
 
     def check_recipe(self, where: str, recipe: Recipe) -> None:
-        """Check that the policy samples at temperature 1."""
+        """Check that the policy samples at temperature 1, and that the loss is one of log-probabilities alone."""
         super().check_recipe(where, recipe)
+        coefficient = recipe.training.loss.entropy_coefficient if recipe.training else 0.0
+        if coefficient:
+            raise RecipeError(
+                f"training.loss.entropy_coefficient = {coefficient:g} with a Tinker server",
+                code="setting-conflict",
+                cause="its passes give the log-probabilities of tokens, not the distributions that these came from",
+                fix="--set training.loss.entropy_coefficient=0",
+            )
         trained: Any = recipe.modules[recipe.trained].config
         sampling = getattr(trained, "sampling", None)
         if sampling is not None and sampling.temperature != 1:

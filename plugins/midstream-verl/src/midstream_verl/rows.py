@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from midstream.core.errors import UnsupportedError
 from midstream.core.sequences import trainable
 from midstream.core.trajectory import Trajectory
 from midstream.training.protocols import Row
@@ -35,8 +36,16 @@ def outputs_of(batches: Sequence[Sequence[Row]], rewards: Mapping[str, float]) -
     """The rows of each mini-batch as outputs; `rewards` are those of the trajectories, by their ids.
 
     Mini-batches without rows are left out, since they make no optimizer step, and the others numbered from 0. Rows in
-    which nothing was sampled are left out too: they have no loss.
+    which nothing was sampled are left out too: they have no loss. Raises `UnsupportedError` for a row whose calls
+    differ in their advantages.
     """
+    if any(row.advantages for rows in batches for row in rows):
+        raise UnsupportedError(
+            "a row whose calls differ in their advantages on verl",
+            code="cluster-unsupported",
+            cause="verl's queue holds one advantage for each row",
+            fix='set training.turns = "calls", or let training.advantage return one number for each trajectory',
+        )
     found: list[tuple[Row, int]] = []
     number = 0
     for rows in batches:

@@ -87,6 +87,13 @@ def _refused(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if training.loss.type is not None:
         cause = "verl's workers compute the loss on other machines, which do not have its file"
         yield f"training.loss.type = {training.loss.type!r} on verl", cause, "use midstream's loss, or " + local
+    if training.loss.surrogate == "gspo":
+        cause = "in verl's workers midstream's loss sees tokens without the numbers of their rows"
+        yield 'training.loss.surrogate = "gspo" on verl', cause, 'set training.loss.surrogate = "ppo", or ' + local
+    if training.loss.entropy_coefficient:
+        cause = "verl's workers hand midstream's loss the log-probabilities of tokens, not their distributions"
+        fix = "set training.loss.entropy_coefficient = 0"
+        yield f"training.loss.entropy_coefficient = {training.loss.entropy_coefficient:g} on verl", cause, fix
     if training.resample_uniform:
         cause = "a step whose groups are all uniform has no rows, and verl makes no step without rows"
         yield "training.resample_uniform on verl", cause, "set training.resample_uniform = 0"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from midstream.core.engine import Engine, Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.trajectory import Call
-from midstream.engines.adapters import adapter_of, switch_adapter
+from midstream.engines.adapters import adapter_of
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.decoding import generate
 from midstream.engines.local.prefill import Prefill
@@ -62,6 +62,8 @@ class TransformersLocal(Engine):
         self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
         # Those of roles that have one of their own; then every role has.
         self.adapters = tuple(name for name in getattr(model, "peft_config", ()) if name != "default")
+        if self.adapters:
+            self.reference_policy = self._without_adapters
         self._prefills: dict[tuple[bool, str], Prefill] = defaultdict(Prefill)  # by weights
 
     @property
@@ -118,10 +120,20 @@ class TransformersLocal(Engine):
             )
         return name if self.adapters else ""
 
+    @contextmanager
+    def _without_adapters(self) -> Iterator[PreTrainedModel]:
+        with self.model.disable_adapter():  # type: ignore[operator]
+            yield self.model
+
     def with_adapter(self, name: str) -> PreTrainedModel:
         """The model, computing with an adapter that `adapter_for` gave."""
         if name:
-            switch_adapter(self.model, name)
+            # Imported where used: it takes a second.
+            from peft.tuners.tuners_utils import BaseTunerLayer
+
+            for layer in self.model.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    layer.set_adapter(name)
         return self.model
 
     def prompt_of(self, request: Request) -> tuple[int, ...]:
