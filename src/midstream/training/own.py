@@ -53,7 +53,7 @@ def own_advantage(kind: Kind, reference: str, value: object) -> type[ComponentCo
                 numbers = [[*map(float, one)] if hasattr(one, "__len__") else float(one) for one in found]
             expected = [len(own) for own in calls]
             fits = len(numbers) == len(rewards) and all(
-                isinstance(one, float) or len(one) == count for one, count in zip(numbers, expected, strict=True)
+                not isinstance(one, list) or len(one) == count for one, count in zip(numbers, expected, strict=True)
             )
             every = [each for one in numbers for each in (one if isinstance(one, list) else [one])]
             if not fits or not all(map(math.isfinite, every)):

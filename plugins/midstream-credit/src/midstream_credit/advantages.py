@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -85,7 +85,7 @@ class ReturnToGoConfig(ComponentConfig):
 
     discount: float = Field(default=1.0, gt=0, le=1)
     error_cost: float = Field(default=0.1, ge=0)
-    by: str = Field(default="turn", pattern="^(turn|group)$")
+    by: Literal["turn", "group"] = "turn"
     normalize_by_std: bool = True
 
     def build(self, context: Any) -> Advantage:
@@ -122,7 +122,7 @@ def discounted(
     """The return of each call: its own reward less its cost, and `discount` times the next call's; the last has all."""
     value, found = reward, []
     for place in reversed(range(len(calls))):
-        value += (getattr(calls[place], "reward", None) or 0.0) - (costs[place] if costs else 0.0)
+        value += (calls[place].reward or 0.0) - (costs[place] if costs else 0.0)
         found.append(value)
         value *= discount
     return found[::-1]
