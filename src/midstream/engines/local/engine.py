@@ -120,7 +120,7 @@ class TransformersLocal(Engine):
         return name if self.adapters else ""
 
     def with_adapter(self, name: str) -> PreTrainedModel:
-        """The model, computing with an adapter that `adapter_for` gave; where roles have adapters, "" switches all off."""
+        """The model, computing with an adapter that `adapter_for` gave; "" switches those of roles off."""
         if self.adapters:
             # Imported where used: it takes a second.
             from peft.tuners.tuners_utils import BaseTunerLayer
