@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 
@@ -11,6 +12,12 @@ from safetensors.torch import load_file
 
 from midstream.cli.main import main
 from midstream.components.kinds import register
+from midstream.core.engine import Request
+from midstream.core.errors import EngineError
+from midstream.core.trajectory import Message, Sampling
+from midstream.engines.local.continuous import ContinuousLocal
+from midstream.engines.local.engine import TransformersLocal
+from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai.server import adapter_name
 from midstream.runs import RunDirectory
 from support.errors import coded, printed
@@ -301,3 +308,40 @@ def test_names_that_are_trained_are_those_of_the_roles(model, tmp_path, capsys):
     assert by_name(tmp_path, model, "serve.models={other={engine='policy',train=true}}") == 2
     words = ("serve.models.other.train = true", "planner", "writer.v1")
     assert coded("setting-conflict", *words)(printed(capsys.readouterr().err))
+
+
+# -- engines in this process -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_a_sample_depends_on_its_role_and_not_on_what_is_sampled_with_it(continuous, trained, model):
+    """Together with requests of the other role and of the reference policy, or alone: the same tokens."""
+    engine = TransformersLocal(*load_model(str(trained.policy_dir), "float32", "cpu"))
+    base = TransformersLocal(*load_model(str(model), "float32", "cpu"))
+    asked = ContinuousLocal(engine) if continuous else engine
+
+    def request(role, order):
+        messages = (Message(role="user", content=f"how high is the tower {order}"),)
+        return Request(role=role, messages=messages, sampling=Sampling(max_tokens=5), seed=order, order=order)
+
+    requests = [request(role, 2 * number + place) for number in range(3) for place, role in enumerate(ROLES)]
+
+    async def sample():
+        if not continuous:
+            for order in range(len(requests) + 1):
+                engine.join(order)
+        references = [] if continuous else [engine.sample(request("executor", len(requests)), reference=True)]
+        together = await asyncio.gather(*map(asked.sample, requests), *references)
+        for order in range(len(requests) + 1):
+            engine.leave(order)
+        alone = [await asked.sample(one) for one in requests]
+        plain = [await base.sample(request("executor", len(requests)))] * len(references)
+        await asked.close()
+        return together, alone + plain
+
+    together, alone = asyncio.run(sample())
+    assert [one.completion_ids for one in together] == [one.completion_ids for one in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    with pytest.raises(EngineError, check=coded("unknown-role", "'policy'")):
+        asyncio.run(engine.sample(request("policy", 0)))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,11 +59,10 @@ class TransformersLocal(Engine):
         self._live: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
         # Gives the reference policy while its context lasts. Without a learner it is the model itself.
-        self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
+        self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]]
+        self.reference_policy = lambda: nullcontext(self.with_adapter(""))
         # Those of roles that have one of their own; then every role has.
         self.adapters = tuple(name for name in getattr(model, "peft_config", ()) if name != "default")
-        if self.adapters:
-            self.reference_policy = self._without_adapters
         self._prefills: dict[tuple[bool, str], Prefill] = defaultdict(Prefill)  # by weights
 
     @property
@@ -120,20 +119,15 @@ class TransformersLocal(Engine):
             )
         return name if self.adapters else ""
 
-    @contextmanager
-    def _without_adapters(self) -> Iterator[PreTrainedModel]:
-        with self.model.disable_adapter():  # type: ignore[operator]
-            yield self.model
-
     def with_adapter(self, name: str) -> PreTrainedModel:
-        """The model, computing with an adapter that `adapter_for` gave."""
-        if name:
+        """The model, computing with an adapter that `adapter_for` gave; "" switches those of roles off."""
+        if self.adapters:
             # Imported where used: it takes a second.
             from peft.tuners.tuners_utils import BaseTunerLayer
 
             for layer in self.model.modules():
                 if isinstance(layer, BaseTunerLayer):
-                    layer.set_adapter(name)
+                    layer.set_adapter([name] if name else [])
         return self.model
 
     def prompt_of(self, request: Request) -> tuple[int, ...]:
