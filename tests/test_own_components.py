@@ -509,6 +509,9 @@ def test_an_advantage_may_be_a_number_for_each_call(place: Path):
     made: Any = parse_component("advantage", {"type": f"{write(place, source)}:fn"}, "a")
     calls = [[Call(role="planner")] * 2, [Call(role="planner")]]
     assert made.config.build(None)([0.0, 1.0], [], calls) == [[0.0, 0.0], [1.0]]
+    source = "def fn(rewards):\n    import torch\n    return torch.tensor(rewards) - 0.5"
+    made = parse_component("advantage", {"type": f"{write(place, source)}:fn"}, "a")
+    assert made.config.build(None)([0.0, 1.0], [], calls) == [-0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -593,15 +593,17 @@ def test_several_roles_have_averages_of_their_own():
     assert (batch.trajectories, batch.groups) == (2, 1)
 
 
-def test_a_role_that_had_no_turn_leaves_its_share_and_one_without_ids_is_refused():
+def test_a_role_without_calls_has_no_share_and_roles_without_any_are_refused():
     group = [trajectory("a", 1.0, [3]), trajectory("b", 0.0, [2])]
-    batch = built([group], roles=["planner", "critic"])
-    assert [row.weight for row in batch.rows] == pytest.approx([0.5 / 2 / 3, 0.5 / 2 / 2])
-    with raises("token-ids-missing", "planner"):
-        built([[trajectory("a", 1.0, [call(2, ids=False)]), failed("b"), trajectory("c", 0.0, [call(1, ids=False)])]],
-              roles=["planner", "generator"])  # fmt: skip
-    with raises("unknown-role", "critic"):
-        built([group], roles=["critic"])
+    failed_call = call(2, role="critic").model_copy(update={"error": ErrorInfo(type="EngineError", message="too long")})
+    asked = [one.model_copy(update={"closing_calls": (failed_call,)}) for one in group]
+    for trajectories in (group, asked):
+        batch = built([trajectories], roles=["planner", "critic"])
+        assert [row.weight for row in batch.rows] == pytest.approx([1 / 2 / 3, 1 / 2 / 2])
+    with raises("token-ids-missing", "critic"):
+        built([asked], roles=["critic"])
+    with raises("unknown-role", "critic", "judge"):
+        built([group], roles=["critic", "judge"])
 
 
 def test_calls_of_one_row_keep_their_advantages():
@@ -618,3 +620,18 @@ def test_calls_of_one_row_keep_their_advantages():
     assert (rows[1].advantages, rows[1].advantage) == ((), 0.25)
     apart = build_rows([group], TrainingConfig(), advantage=advantage).rows
     assert [(row.advantage, row.advantages) for row in apart] == [(0.5, ()), (-1.0, ()), (0.25, ())]
+
+
+def test_calls_of_a_uniform_group_keep_their_advantages_where_its_kl_term_is_not_drawn():
+    group = [trajectory("a", 1.0, [2]), trajectory("b", 1.0, [3])]
+    config = TrainingConfig(uniform_kl_fraction=0.25)
+    kept = [
+        build_rows([group], config, seed=seed, advantage=lambda rewards, trajectories, calls: [[0.5], [0.0]])
+        for seed in range(40)
+    ]
+    drawn = [batch for batch in kept if len(batch.rows) == 2]
+    others = [batch for batch in kept if len(batch.rows) == 1]
+    assert len(drawn) + len(others) == 40
+    assert 3 < len(drawn) < 20
+    assert all(row.kl_weight == pytest.approx(4 * row.weight) for batch in drawn for row in batch.rows)
+    assert {(row.advantage, row.weight, row.kl_weight) for batch in others for row in batch.rows} == {(0.5, 0.25, 0.0)}

@@ -21,7 +21,7 @@ from midstream.core.text import to_json
 from midstream.core.trajectory import Call
 
 # Raised by any change of a call's fields: entries of another version are not found.
-VERSION = 2
+VERSION = 3
 warn = logging.getLogger("midstream.engines").warning
 _APPLICATION = 0x6D644361
 

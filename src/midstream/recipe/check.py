@@ -352,6 +352,12 @@ def _check_trained_engine(recipe: Recipe, weights: str | None) -> None:
     roles, modules = recipe.trained_modules, recipe.modules
     # Another program's roles are names by which it asks its one module.
     trained = (recipe.trained,) if recipe.of_another_program else roles
+    if recipe.trained not in trained:
+        raise RecipeError(
+            f"training.roles leaves out {recipe.trained!r}, the first module that is trained",
+            code="setting-conflict",
+            fix=f"name {recipe.trained!r} too",
+        )
     for role in trained:
         if role not in modules or modules[role].engine != asked:
             raise RecipeError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
@@ -247,15 +247,15 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             code="not-trainable",
             fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
-    config: Any = recipe.modules[recipe.trained].config
-    # An agent of your own may bring its own.
-    sampling = getattr(config, "sampling", None)
-    if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
-        raise RecipeError(
-            f"agent.{recipe.trained}.sampling = {sampling!r} does not draw by the recorded log-probabilities",
-            code="not-trainable",
-            fix="set temperature above 0 and top_p = 1",
-        )
+    for module in {recipe.trained, *recipe.trained_modules} & recipe.modules.keys():
+        # An agent of your own may bring its own.
+        sampling = getattr(recipe.modules[module].config, "sampling", None)
+        if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
+            raise RecipeError(
+                f"agent.{module}.sampling = {sampling!r} does not draw by the recorded log-probabilities",
+                code="not-trainable",
+                fix="set temperature above 0 and top_p = 1",
+            )
 
 
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:

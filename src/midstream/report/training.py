@@ -226,6 +226,11 @@ def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Blo
     by_step = [(step.step, step) for step in metrics]
     return charts(
         _curve("KL to the reference", "k3, per token", by_step, "kl", 4),
+        *(
+            [_curve("Entropy", "nats per token", by_step, "entropy", 7)]
+            if any(step.entropy is not None for step in metrics)
+            else ()
+        ),
         _curve("Sampler gap", "learner and sampler apart, nats per token", by_step, "logprob_gap", 1),
         _curve("Clipped tokens", "share of tokens", by_step, "clip_fraction", 2, as_percent=True),
         _curve("Gradient norm", "before clipping", by_step, "grad_norm", 5),

@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -82,11 +82,9 @@ class LocalLearner:
         self.cost = Cost.of(self.model)
         # Of several adapters, only the one that computes requires a gradient.
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (config.lora and "lora_" in n)}
-        self._trained, self.parameters = trained.keys(), [*trained.values()]
+        self._trained, self.parameters = frozenset(trained), [*trained.values()]
         self.optimizer = self._fresh_optimizer()
         self._prepared: int | None = None  # the seed of the last `before_step`
-        # Where passes without gradient are made: weights that are divided among ranks are whole there.
-        self.gathered: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def why_unshared(self) -> str:
@@ -147,15 +145,7 @@ class LocalLearner:
             )
             return total
 
-        slopes = None
-        if loss.needs_rows:
-            # The loss of whole rows first, from a pass without gradient; then its derivatives by the log-probabilities
-            # go through the model, which is the chain rule.
-            with self.gathered():
-                current = plan.logprobs(self.model)[choices].requires_grad_()
-            rows_of = torch.from_numpy(np.repeat(np.arange(len(batch.rows)), np.diff(batch.row_ends))).to(like.device)
-            every = torch.arange(len(choices), device=like.device)
-            (slopes,) = torch.autograd.grad(of_tokens(every, current, rows_of), current)
+        slopes: torch.Tensor | None = None
 
         def chunk_loss(chunk: Chunk, logprobs: torch.Tensor, entropies: torch.Tensor | None) -> torch.Tensor:
             nonlocal stats
@@ -173,6 +163,14 @@ class LocalLearner:
             return total - bonus
 
         with self._accumulate():
+            if loss.needs_rows:
+                # The loss of whole rows first, from a pass without gradient; then its derivatives by the
+                # log-probabilities go through the model, which is the chain rule.
+                current = plan.logprobs(self.model)[choices].requires_grad_()
+                rows_of = np.repeat(np.arange(len(batch.rows)), np.diff(batch.row_ends))
+                every = torch.arange(len(choices), device=like.device)
+                total = of_tokens(every, current, torch.from_numpy(rows_of).to(like.device))
+                (slopes,) = torch.autograd.grad(total, current)
             plan.backward(self.model, chunk_loss, entropy=loss.entropy_coefficient > 0)
         return stats
 

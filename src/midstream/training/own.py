@@ -50,6 +50,7 @@ def own_advantage(kind: Kind, reference: str, value: object) -> type[ComponentCo
             given = (list(rewards), list(trajectories), [list(own) for own in calls])
             with function.failing():
                 found = function.function(**function.passed(settings, dict(zip(_OF_GROUP, given, strict=True))))
+                found = found.tolist() if hasattr(found, "tolist") else found
                 numbers = [[*map(float, one)] if hasattr(one, "__len__") else float(one) for one in found]
             expected = [len(own) for own in calls]
             fits = len(numbers) == len(rewards) and all(
@@ -71,7 +72,8 @@ def own_loss(kind: Kind, reference: str, value: object) -> type[PolicyLoss]:
 
     The function returns the loss of each token, [_N], before weights and the KL term. The tokens of an update come in
     parts and in any order, so that shared prefixes are computed once: a token's loss depends on its own values alone.
-    A function that takes `rows`, int64 [_N], the row of each token, sees all tokens at once; this costs a forward pass.
+    A function that takes `rows`, int64 [_N], the row of each token, sees all tokens of each row at once; this costs a
+    forward pass.
     """
     if isinstance(value, type) and issubclass(value, PolicyLoss):
         return value

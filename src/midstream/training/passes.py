@@ -106,8 +106,6 @@ class PackedBatch:
 
     def advantages(self, like: torch.Tensor) -> torch.Tensor:
         """Each token's advantage: [_M], of `like`'s kind."""
-        if not any(row.advantages for row in self.rows):
-            return self.per_token([row.advantage for row in self.rows], like)
         return self._of_tokens(
             [row.advantages or (row.advantage,) * len(row.completion_ids) for row in self.rows], like
         )

@@ -125,7 +125,6 @@ class RankedLearner(LocalLearner):
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
         _divide(self.model, masters=masters)
-        self.gathered = lambda: _gather(self.model)
         if self.reference is not None:
             _divide(self.reference)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -209,8 +208,6 @@ class RankedLearner(LocalLearner):
             with self.reference_policy() if loss.kl_coefficient else nullcontext():
                 # This rank has no rows, but takes part in what the others gather.
                 pass
-            with self.gathered() if loss.needs_rows else nullcontext():
-                pass
             with self._accumulate():
                 return LossStats()
 
@@ -220,7 +217,7 @@ class RankedLearner(LocalLearner):
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As in one process."""
         own = self._own(rows)
-        with self.reference_policy() if reference else self.gathered():
+        with self.reference_policy() if reference else _gather(self.model):
             computed = self._of_all(lambda: super(RankedLearner, self).logprobs(own, reference=reference))
         by_row: dict[int, tuple[float, ...]] = {}
         for places, values in zip(self._shares(rows), computed, strict=True):

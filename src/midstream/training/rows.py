@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import TypeVar
@@ -78,7 +78,7 @@ def build_rows(
     each trajectory, or for each of its calls.
 
     Raises:
-        UnsupportedError: no call of a role in the usable groups has token ids and log-probabilities, or no role calls.
+        UnsupportedError: no call of the roles in the usable groups has token ids and log-probabilities.
         EngineError: a call has token ids and log-probabilities of different numbers.
         TrainingError: a reward is not finite.
     """
@@ -89,7 +89,8 @@ def build_rows(
         name: [[_trained_runs(trajectory, name, config.turns, left_out) for trajectory in group] for group in usable]
         for name in roles
     }
-    _require_rows(usable, runs)
+    if usable and not any(own for of_role in runs.values() for group in of_role for own in group):
+        raise _nothing_to_train_on(usable, [*roles])
 
     learned: list[_Learned] = []
     for place, group in enumerate(usable):
@@ -100,14 +101,16 @@ def build_rows(
             names = (trajectory.id for trajectory in group)
             kept = random.Random(derive_seed(seed, "uniform_kl", *names)).random() < config.uniform_kl_fraction
             draw = 1 / config.uniform_kl_fraction if kept else 0.0
-            left_out["uniform group whose KL term was not drawn"] += 0 if kept else len(group)
+            # Its calls may differ all the same.
+            left_out["uniform group whose KL term was not drawn"] += 0 if kept or advantage else len(group)
         learned.append(_Learned(group, rewards, draw))
 
     rows: tuple[Row, ...] = ()
     averaged: set[int] = set()
-    shares = sum(one.share for one in roles.values())
+    drafted = {name: _drafts(learned, runs[name], config, advantage, left_out) for name in roles}
+    shares = sum(one.share for name, one in roles.items() if any(drafted[name]))
     for name, one in roles.items():
-        drafts = _drafts(name, learned, runs[name], config, advantage, left_out)
+        drafts = drafted[name]
         calls = [call for group in runs[name] for own in group for run, _ in own for call in run]
         averaged.update(place for place, own in enumerate(drafts) if own)
         rows += _apply_weights(drafts, config, calls, left_out, share=one.share / shares, kl=one.kl)
@@ -240,14 +243,13 @@ class _Learned:
 
 
 def _drafts(
-    role: str,
     groups: Sequence[_Learned],
     runs: Sequence[Sequence[_Runs]],
     config: TrainingConfig,
     advantage: Advantage | None,
     left_out: Counter[str],
 ) -> list[list[Row]]:
-    """The rows of a role, of weight 1: one list a trajectory."""
+    """Rows of weight 1, one list a trajectory."""
     drafts: list[list[Row]] = []
     for group, group_runs in zip(groups, runs, strict=True):
         # As they were made: conversations that alternate are several runs.
@@ -325,28 +327,18 @@ def _in_order(trajectory: Trajectory, runs: _Runs) -> list[Call]:
     return [call for call in trajectory.calls if id(call) in own]
 
 
-def _require_rows(usable: Sequence[Sequence[Trajectory]], runs: Mapping[str, Sequence[Sequence[_Runs]]]) -> None:
-    """Refuse a role whose calls have no token ids, and trajectories without a call of any role."""
-    for role, of_role in runs.items():
-        if any(own for group in of_role for own in group):
-            continue
-        made = any(call.role == role for group in usable for trajectory in group for call in trajectory.calls)
-        # A module may have had no turn.
-        if usable and (made or len(runs) == 1):
-            raise _nothing_to_train_on(usable, role)
-
-
-def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], role: str) -> UnsupportedError:
-    """The engine gives text alone, or the role made no call."""
+def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], roles: Sequence[str]) -> UnsupportedError:
+    """The engine gives text alone, or the roles made no call."""
     seen = Counter(call.role for group in usable for trajectory in group for call in trajectory.calls)
-    if role in seen:
+    wanted = " and ".join(roles)
+    if made := sum(seen[role] for role in roles):
         return UnsupportedError(
-            f"none of {seen[role]} {role} calls has token ids and log-probabilities",
+            f"none of {made} {wanted} calls has token ids and log-probabilities",
             code="token-ids-missing",
-            fix=f"give the {role} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
+            fix=f"give the {wanted} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
         )
     return UnsupportedError(
-        f"no call of role {role!r} in {sum(map(len, usable))} trajectories",
+        f"no call of role {wanted!r} in {sum(map(len, usable))} trajectories",
         code="unknown-role",
         cause=f"the agent's calls have the roles {', '.join(sorted(seen)) or '(none)'}",
         fix="train one of those roles",
@@ -380,7 +372,7 @@ def _apply_weights(
     drawn = [
         replace(row, weight=share * weight, kl_weight=share * weight * row.kl_weight * kl)
         for row, weight in zip(rows, weights, strict=True)
-        if row.kl_weight  # 0: of a uniform group that was not drawn
+        if row.kl_weight or row.advantage or row.advantages  # neither: of a uniform group that was not drawn
     ]
     if (config.loss.kl_coefficient and kl) or config.loss.entropy_coefficient or type(config.loss) is not PolicyLoss:
         # What a loss of your own is at advantage 0 is not known.

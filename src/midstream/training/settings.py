@@ -243,8 +243,8 @@ class TrainedRole(Settings):
     """One of several roles whose calls train the weights.
 
     Attributes:
-        share: its part of the batch's loss, next to those of the other roles
-        kl: multiplies `training.loss.kl_coefficient` for its calls
+        share: its part of a mini-batch's loss, next to those of the other roles that have calls in it
+        kl: multiplies `training.loss.kl_coefficient`, and `entropy_coefficient`, for its calls
     """
 
     share: float = Field(default=1.0, gt=0)
@@ -270,7 +270,7 @@ class TrainedRole(Settings):
 # `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's paper subtracts the
 # KL from the reward; here it is the same term of the loss as in all the others. CISPO's paper leaves its bound open;
 # 1 + 4 is what TRL and ScaleRL (arXiv 2510.13786) recommend. GiGPO's advantage and
-# ARPO's branching are those of plugins/midstream-credit; ARPO's groups are 16, of which 8 begin at the start.
+# ARPO's branching are those of plugins/midstream-credit; ARPO's groups are 16.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.04}},
     "bnpo": {"loss": {"aggregation": "token-mean"}},
@@ -291,7 +291,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "arpo": {
         "loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.0},
-        "branching": {"type": "fork", "initial": 8},
+        "branching": {"type": "fork"},
         "group_size": 16,
     },
     "gigpo": {"loss": {"kl_coefficient": 0.01}, "advantage": {"type": "gigpo"}, "turns": "calls"},

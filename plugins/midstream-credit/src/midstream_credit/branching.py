@@ -39,7 +39,7 @@ class ForkConfig(ComponentConfig):
     """Some trajectories of a group fork from the others (ARPO, Tree-GRPO).
 
     Attributes:
-        initial: trajectories of a group that are sampled from the start; the others fork from them
+        initial: trajectories of a group that are sampled from the start; the others fork from them; by default half
         at: where they fork: `entropy`: first where the policy became most uncertain since its first reply; `tool`: at
             replies to a tool's result; `random`: at any reply but the first
         tokens: of the beginning of a reply whose mean surprise estimates the entropy
@@ -49,7 +49,7 @@ class ForkConfig(ComponentConfig):
         rounds: in which the forks are made; from the second on forks have forks, too
     """
 
-    initial: int = Field(default=4, ge=1)
+    initial: int | None = Field(default=None, ge=1)
     at: Literal["entropy", "tool", "random"] = "entropy"
     tokens: int = Field(default=20, ge=1)
     probability: float = Field(default=0.5, ge=0, le=1)
@@ -59,7 +59,7 @@ class ForkConfig(ComponentConfig):
 
     def check_recipe(self, where: str, recipe: Any) -> None:
         """Refuse a group without a place for a fork. Raises `RecipeError`."""
-        if self.initial >= recipe.training.group_size:
+        if (self.initial or 1) >= recipe.training.group_size:
             raise RecipeError(
                 f"{where}.initial = {self.initial} leaves no fork in a group of {recipe.training.group_size}",
                 code="setting-range",
@@ -76,8 +76,8 @@ class Fork:
     """A reply at which a trajectory may fork.
 
     `parent` is the index of its trajectory in the group, `call` the place of the reply among all that this run asked
-    for, `rise` the nats by which the entropy is above that of its first reply. `after_tool`: the reply follows a tool's
-    result.
+    for, `rise` the nats by which the entropy is above that of its role's first reply. `after_tool`: the reply follows a
+    tool's result.
     """
 
     parent: int
@@ -120,7 +120,7 @@ async def branching_rollout(
     trajectory forks at a call of one of the `roles`. Where a group has too few places to fork at, as where its first
     trajectories failed, the rest is sampled from the start. What is random derives from `seed`.
     """
-    initial, done = min(config.initial, group_size), dict[Place, Trajectory]()
+    initial, done = min(config.initial or group_size // 2, group_size), dict[Place, Trajectory]()
     records: dict[Place, _RunRecord] = {}
     bounds = [initial + (group_size - initial) * part // config.rounds for part in range(config.rounds + 1)]
     used: set[tuple[str, int, int]] = set()
@@ -179,7 +179,9 @@ def candidates(
         if asked.role in roles and asked.call is not None and trainable(asked.call)
     ]
     after_tool = _after_tools(trajectory, roles)
-    rises = [_entropy(call, tokens) - _entropy(replies[0][1], tokens) for _, call in replies]
+    # The modules of an agent differ in entropy, so each is compared with its own first reply.
+    first = {call.role: _entropy(call, tokens) for _, call in reversed(replies)}
+    rises = [_entropy(call, tokens) - first[call.role] for _, call in replies]
     found = [
         Fork(parent=index, call=place, rise=rise, after_tool=_sampled(call) in after_tool)
         for (place, call), rise in zip(replies, rises, strict=True)

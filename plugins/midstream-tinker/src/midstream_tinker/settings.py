@@ -140,15 +140,15 @@ class TinkerLearnerConfig(LearnerConfig):
                 cause="its passes give the log-probabilities of tokens, not the distributions that these came from",
                 fix="--set training.loss.entropy_coefficient=0",
             )
-        trained: Any = recipe.modules[recipe.trained].config
-        sampling = getattr(trained, "sampling", None)
-        if sampling is not None and sampling.temperature != 1:
-            raise RecipeError(
-                f"agent.{recipe.trained}.sampling.temperature = {sampling.temperature:g} with a Tinker server",
-                code="temperature-unsupported",
-                cause="it cannot be trained on: its passes compute log-probabilities at temperature 1 alone",
-                fix=f"--set agent.{recipe.trained}.sampling.temperature=1",
-            )
+        for module in {recipe.trained, *recipe.trained_modules} & recipe.modules.keys():
+            sampling = getattr(recipe.modules[module].config, "sampling", None)
+            if sampling is not None and sampling.temperature != 1:
+                raise RecipeError(
+                    f"agent.{module}.sampling.temperature = {sampling.temperature:g} with a Tinker server",
+                    code="temperature-unsupported",
+                    cause="it cannot be trained on: its passes compute log-probabilities at temperature 1 alone",
+                    fix=f"--set agent.{module}.sampling.temperature=1",
+                )
 
     def plan(self, build: Build, root: Path) -> list[str]:
         """Return what the updates of a run send to the server, where each row is computed whole."""

@@ -94,6 +94,9 @@ def _refused(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         cause = "verl's workers hand midstream's loss the log-probabilities of tokens, not their distributions"
         fix = "set training.loss.entropy_coefficient = 0"
         yield f"training.loss.entropy_coefficient = {training.loss.entropy_coefficient:g} on verl", cause, fix
+    if len(training.roles) > 1:
+        cause = "verl has one temperature and one limit of tokens for all rows"
+        yield f"training.roles = {[*training.roles]} on verl", cause, "train one module, or " + local
     if training.resample_uniform:
         cause = "a step whose groups are all uniform has no rows, and verl makes no step without rows"
         yield "training.resample_uniform on verl", cause, "set training.resample_uniform = 0"
