@@ -113,7 +113,8 @@ def build_rows(
         drafts = drafted[name]
         calls = [call for group in runs[name] for own in group for run, _ in own for call in run]
         averaged.update(place for place, own in enumerate(drafts) if own)
-        rows += _apply_weights(drafts, config, calls, left_out, share=one.share / shares, kl=one.kl)
+        share = one.share / shares if shares else 0.0
+        rows += _apply_weights(drafts, config, calls, left_out, share=share, kl=one.kl)
     return RowBatch(
         rows=rows,
         groups=len(groups),
