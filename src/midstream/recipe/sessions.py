@@ -247,9 +247,11 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             code="not-trainable",
             fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
-    for module in {recipe.trained, *recipe.trained_modules} & recipe.modules.keys():
+    for module, part in recipe.modules.items():
+        if module not in (recipe.trained, *recipe.trained_modules):
+            continue
         # An agent of your own may bring its own.
-        sampling = getattr(recipe.modules[module].config, "sampling", None)
+        sampling = getattr(part.config, "sampling", None)
         if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
             raise RecipeError(
                 f"agent.{module}.sampling = {sampling!r} does not draw by the recorded log-probabilities",
