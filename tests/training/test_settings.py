@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError
+from midstream.recipe.check import resolve
 from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.settings import VARIANTS, OverlongConfig, TrainingConfig
@@ -179,3 +180,23 @@ def test_the_punishment_of_length_is_equation_13(tokens, added):
 def test_the_share_of_uniform_groups_is_a_probability(fraction):
     with pytest.raises(ValidationError):
         TrainingConfig(uniform_kl_fraction=fraction)
+
+
+def test_roles_are_named_once_and_a_list_of_them_is_replaced_as_a_whole():
+    assert [*TrainingConfig.model_validate({"roles": "planner"}).roles] == ["planner"]
+    with pytest.raises(ValidationError, match="named twice"):
+        TrainingConfig.model_validate({"roles": ["planner", "planner"]})
+    with raises("recipe-invalid", "training.roles is a list"):
+        load_recipe("agentflow-small", ['training.roles=["planner", "verifier"]', "training.roles.planner.share=2"])
+
+
+def test_every_trained_module_is_asked_through_the_trained_engine_and_the_first_is_one():
+    with raises("setting-conflict", "leaves out 'planner'"):
+        resolve(load_recipe("agentflow-small", ['training.roles=["verifier"]', "agent.verifier.engine=policy"]))
+    with raises("setting-conflict", "'verifier'", "'policy'"):
+        resolve(load_recipe("agentflow-small", ['training.roles=["planner", "verifier"]']))
+
+
+def test_an_advantage_takes_the_place_of_what_a_variant_sets():
+    config = TrainingConfig.model_validate({"variant": "dr_grpo", "advantage": "gigpo"})
+    assert (config.normalize_by_std, config.loss.aggregation) == (True, "seq-mean-token-sum-norm")

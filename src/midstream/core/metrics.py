@@ -279,9 +279,7 @@ class StepMetrics(Frozen):
     unique_tokens: int = 0  # computed by the update, prefixes shared in a mini-batch counted once; 0 likewise
     loss: float = 0.0  # mean
     kl: float = 0.0  # estimate of the divergence per token (`training.loss.kl_kind`), over the rows of the update
-    entropy: float | None = (
-        None  # mean per token in nats, of the update's rows; not written without an entropy bonus
-    )
+    entropy: float | None = None  # mean per token in nats, of the update's rows; not written without an entropy bonus
     clip_fraction: float = 0.0  # share of tokens whose ratio was clipped, over the rows of the update
     # Mean absolute difference between the learner's log-probability and the recorded one, per token of the first
     # mini-batch before its update; 0 up to rounding if the learner holds the weights that sampled.

@@ -155,7 +155,14 @@ def with_settings(table: Table, settings: Iterable[tuple[str, object]]) -> Table
                 change = {part: change}
             refuse_secrets(change)
             changes.insert(place, (path, change))
-    return reduce(merge, (change for _, change in changes), table)
+    for path, change in changes:
+        at: Any = table
+        for depth, part in enumerate(path[:-1], 1):
+            at = at.get(part) if isinstance(at, Mapping) else None
+            if isinstance(at, list):
+                raise _unfit(".".join(path), f"{'.'.join(path[:depth])} is a list here: set all of it")
+        table = merge(table, change)
+    return table
 
 
 def overrides_of(settings: Mapping[str, object]) -> list[str]:

@@ -9,7 +9,7 @@ def cispo(logprobs, old_logprobs, advantages, bound: float = 5.0):
 
 def first_action(rewards, calls) -> list[list[float]]:
     mean = sum(rewards) / len(rewards)
-    return [[reward - mean] + [0.0] * (len(own) - 1) for reward, own in zip(rewards, calls)]
+    return [[reward - mean if place == 0 else 0.0 for place in range(len(own))] for reward, own in zip(rewards, calls)]
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def own_loss(kind: Kind, reference: str, value: object) -> type[PolicyLoss]:
         with function.failing():
             loss = function.function(**function.passed(self, values))
         shape = getattr(loss, "shape", None)
-        if shape != logprobs.shape or not loss.requires_grad:
+        if shape != logprobs.shape or not getattr(loss, "requires_grad", False):
             raise TrainingError(
                 f"loss {function.name} returned {type(loss).__name__} of shape {shape}",
                 code="component-failed",

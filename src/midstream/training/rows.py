@@ -256,7 +256,7 @@ def _drafts(
         # As they were made: conversations that alternate are several runs.
         made = [_in_order(trajectory, own) for trajectory, own in zip(group.trajectories, group_runs, strict=True)]
         values: Sequence[float | Sequence[float]]
-        if advantage is None:
+        if advantage is None or not any(made):
             values = _advantages(group.trajectories[0].task_id, group.rewards, group_runs, config)
         else:
             values = advantage(group.rewards, group.trajectories, made)

@@ -297,6 +297,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gigpo": {"loss": {"kl_coefficient": 0.01}, "advantage": {"type": "gigpo"}, "turns": "calls"},
 }
 
+# What an advantage takes the place of.
+_BASELINES = {"baseline": "group_mean", "normalize_by_std": True, "advantage_over": "trajectories"}
+
 _ELSEWHERE = {
     "sapo": "its clip is a soft gate. The nearest: training.loss.type, a function of your own of each token",
 }
@@ -392,6 +395,9 @@ class TrainingConfig(Settings):
                 fix=f"{'' if name in _ELSEWHERE else did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
             )
         filled = {"turns": "merged", **VARIANTS[name], **table}
+        if "advantage" in table:
+            # It takes the place of these.
+            filled = {key: value for key, value in filled.items() if key in table or key not in _BASELINES}
         loss = table.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, BaseModel) else loss
         # Anything else fails validation.
@@ -402,6 +408,9 @@ class TrainingConfig(Settings):
     @field_validator("roles", mode="before")
     @classmethod
     def _names(cls, roles: object) -> object:
+        roles = [roles] if isinstance(roles, str) else roles
+        if isinstance(roles, list | tuple) and len({*roles}) < len(roles):
+            raise ValueError(f"a role is named twice in {[*roles]}")
         return {name: {} for name in roles} if isinstance(roles, list | tuple) else roles
 
     @field_validator("algorithm", mode="before")
@@ -428,13 +437,13 @@ class TrainingConfig(Settings):
     @field_validator("branching", mode="before")
     @classmethod
     def _forks(cls, table: object) -> object:
+        table = {"type": table} if isinstance(table, str) else table
         table = {"type": "fork", **table} if isinstance(table, Mapping) else table
         return parse_component("branching", table, "training.branching") if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingConfig:
-        others = {"baseline": "group_mean", "normalize_by_std": True, "advantage_over": "trajectories"}
-        changed = [name for name, default in others.items() if getattr(self, name) != default]
+        changed = [name for name, default in _BASELINES.items() if getattr(self, name) != default]
         if self.advantage is not None and changed:
             raise ValueError(f"advantage takes the place of {changed[0]}: leave one of them out")
         if self.minibatches > self.tasks_per_step:
