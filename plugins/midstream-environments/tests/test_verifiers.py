@@ -66,9 +66,17 @@ def key(monkeypatch):
 def own(python, module, arguments, server, tmp_path):
     """What verifiers' own runner says: the reward and the parts of each question."""
     words = [module, json.dumps(arguments), server.base_url, str(tmp_path)]
-    done = subprocess.run([str(python), MODULES / "own_runner.py", *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads((tmp_path / "own.json").read_text())
+    for _ in range(3):
+        server.requests.clear()
+        done = subprocess.run(
+            [str(python), MODULES / "own_runner.py", *words], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / "own.json").read_text())
+        # On a busy machine some of its runs break down, which it counts as 0 without parts.
+        if all(parts for _, parts in found.values()):
+            break
+    return found
 
 
 def contents(server):
