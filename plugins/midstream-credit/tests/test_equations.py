@@ -38,18 +38,19 @@ CASES = {name: {"variant": name} for name in VARIANTS} | OWN
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("attention", ["auto", "rows"])
 def test_a_batch_has_the_gradient_of_plain_loops(name, attention):
-    for seed in range(4):
-        check(CASES[name], seed, attention)
+    assert all(check(CASES[name], seed, attention) > 1e-4 for seed in range(4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hundred_batches_have_the_gradient_of_plain_loops(name):
-    for seed in range(100, 200):
-        check(CASES[name], seed, "auto" if seed % 2 else "rows")
+    sizes = [check(CASES[name], seed, "auto" if seed % 2 else "rows") for seed in range(100, 200)]
+    # Of a batch whose trajectories cancel out nothing is left.
+    assert sum(size > 1e-4 for size in sizes) > 95
 
 
 def check(table, seed, attention):
+    """Compare one batch; returns the largest entry of its gradient."""
     config = TrainingConfig.model_validate(table)
     learner = learner_of(model_of("llama", seed=seed), LearnerConfig(attention=attention, chunk_tokens=60))
     groups = drawn(learner.model, seed)
@@ -62,7 +63,7 @@ def check(table, seed, attention):
     expected = torch.autograd.grad(wanted, list(wanted.policy.parameters()))
     for got, one in zip(policy.parameters(), expected, strict=True):
         torch.testing.assert_close(got.grad, one, atol=1e-10, rtol=0)
-    assert max(one.abs().max() for one in expected) > 1e-4
+    return max(one.abs().max().item() for one in expected)
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
