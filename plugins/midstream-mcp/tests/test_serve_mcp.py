@@ -13,27 +13,8 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
-ENGINE = '''
-import re
-import midstream as ms
+from support.serving import ENGINE
 
-async def answer(messages):
-    """Calls the tool, then repeats what it said."""
-    last = messages[-1]
-    if last["role"] == "tool":
-        return last["content"]
-    if "Lessons" in str(messages):
-        return "a lesson"
-    numbers = re.findall(r"[0-9]+", last["content"])
-    if len(numbers) < 2:
-        return "I need two numbers."
-    return f'<tool_call>{{"name": "times", "arguments": {{"a": {numbers[-2]}, "b": {numbers[-1]}}}}}</tool_call>'
-
-@ms.tool
-def times(a: int, b: int) -> int:
-    """Multiply."""
-    return a * b
-'''
 RECIPE = """
 extends = "tool-calling"
 name = "multiplier"
