@@ -59,6 +59,13 @@ def test_gigpo_finds_a_state_twice_in_one_trajectory():
     assert found == approx([[0.5 + (0.5 - 0.75), 0.5 + (1.0 - 0.75)], [-0.5]])
 
 
+def test_gigpo_counts_an_error_where_states_are_equal():
+    group = [(1.0, [([1], True), ([2], False)]), (1.0, [([1], False), ([3], False)])]
+    assert advantages("gigpo", group) == approx([[0.0, 0.0], [0.0, 0.0]])
+    found = advantages("gigpo", group, error_cost=0.2, normalize_by_std=False)
+    assert found == approx([[-0.1, 0.0], [0.1, 0.0]])
+
+
 def test_return_to_go_counts_what_came_after_a_call_and_its_error():
     group = [(1.0, [([1], True), ([2], False)]), (1.0, [([1], False), ([2], False)])]
     found = advantages("return_to_go", group, error_cost=0.2, normalize_by_std=False)

@@ -27,23 +27,26 @@ class GigpoConfig(ComponentConfig):
     With R_i the reward of trajectory i, and t the place of a call among its T_i calls:
 
         A_E(i)     = (R_i - mean(R)) / std(R)
-        return     = discount^(T_i - 1 - t) R_i  (the reward comes with the last call)
-        A_S(i, t)  = (return - mean) / std, over the calls from an equal state
+        G(i, t)    = r(i, t) + discount G(i, t + 1)  (R_i comes with the last call)
+        A_S(i, t)  = (G - mean(G)) / std(G), over the calls from an equal state
         A(i, t)    = A_E(i) + weight A_S(i, t)
 
     States of a group are equal where the prompts' tokens are: those calls meet in one node of the prefix tree. A state
     that only one call of the group saw has A_S = 0. A standard deviation has ddof = 1 and 1e-6 added, as everywhere in
-    midstream. A call's own reward (`Call.reward`) counts in its return. Departure: the paper compares states by the
-    environment's observation, so that states with other histories can be equal; a prompt holds the history.
+    midstream. r is the call's own reward (`Call.reward`), less `error_cost` if its turn ended in an error. Departure:
+    the paper compares states by the environment's observation, so that states with other histories can be equal; a
+    prompt holds the history.
 
     Attributes:
         weight: of A_S, omega in the paper (1 there)
         discount: of the returns, gamma in the paper (0.95 there)
+        error_cost: of a call whose turn ended in an error: a malformed action, an invalid command, a tool's error
         normalize_by_std: divide by standard deviations; without it (the paper's other form) by 1
     """
 
     weight: float = Field(default=1.0, ge=0)
     discount: float = Field(default=0.95, gt=0, le=1)
+    error_cost: float = Field(default=0.0, ge=0)
     normalize_by_std: bool = True
 
     def build(self, context: Any) -> Advantage:
@@ -54,7 +57,7 @@ class GigpoConfig(ComponentConfig):
 
             task, by_std = trajectories[0].task_id, self.normalize_by_std
             episodes = group_advantages(rewards, task=task, normalize_by_std=by_std)
-            returns = [discounted(own, reward, self.discount) for own, reward in zip(calls, rewards, strict=True)]
+            returns = _returns(rewards, trajectories, calls, self.discount, self.error_cost)
             places: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
             for i, own in enumerate(calls):
                 for t, call in enumerate(own):
@@ -94,11 +97,7 @@ class ReturnToGoConfig(ComponentConfig):
         def advantages(rewards: Sequence[float], trajectories: Sequence[Trajectory], calls: Calls) -> list[list[float]]:
             from midstream.training.rows import group_advantages
 
-            returns: list[list[float]] = []
-            for reward, trajectory, own in zip(rewards, trajectories, calls, strict=True):
-                failed = _failed(trajectory)
-                costs = [self.error_cost if id(call) in failed else 0.0 for call in own]
-                returns.append(discounted(own, reward, self.discount, costs))
+            returns = _returns(rewards, trajectories, calls, self.discount, self.error_cost)
             found = [[0.0] * len(own) for own in calls]
             places: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for i, own in enumerate(calls):
@@ -116,16 +115,23 @@ class ReturnToGoConfig(ComponentConfig):
         return advantages
 
 
-def discounted(
-    calls: Sequence[Call], reward: float, discount: float, costs: Sequence[float] | None = None
-) -> list[float]:
-    """The return of each call: its own reward less its cost, and `discount` times the next call's; the last has all."""
-    value, found = reward, []
-    for place in reversed(range(len(calls))):
-        value += (calls[place].reward or 0.0) - (costs[place] if costs else 0.0)
-        found.append(value)
-        value *= discount
-    return found[::-1]
+def _returns(
+    rewards: Sequence[float], trajectories: Sequence[Trajectory], calls: Calls, discount: float, error_cost: float
+) -> list[list[float]]:
+    """The return of each call: its own reward, less the cost of an error, and `discount` times the next call's return.
+
+    The trajectory's reward comes with its last call.
+    """
+    found: list[list[float]] = []
+    for reward, trajectory, own in zip(rewards, trajectories, calls, strict=True):
+        failed = _failed(trajectory) if error_cost else set[int]()
+        value, returns = reward, list[float]()
+        for call in reversed(own):
+            value += (call.reward or 0.0) - (error_cost if id(call) in failed else 0.0)
+            returns.append(value)
+            value *= discount
+        found.append(returns[::-1])
+    return found
 
 
 def _failed(trajectory: Trajectory) -> set[int]:
