@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -88,7 +89,7 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_every_command_has_a_screen() -> None:
-    assert {path.stem.partition("-")[0] for path in SCREENS.iterdir()} == COMMANDS.keys() | {"check", "demo"}
+    assert {path.stem.partition("-")[0] for path in SCREENS.iterdir()} == COMMANDS.keys() | {"check", "demo", "index"}
 
 
 @pytest.mark.slow
@@ -137,7 +138,8 @@ def test_serve(screen: Screen) -> None:
 
     def end() -> None:
         for _ in range(600):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            # A port that only listens has no server yet, which would leave it open.
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
                 break
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)

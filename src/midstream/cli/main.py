@@ -36,7 +36,6 @@ COMMANDS = {
     "doctor": "what works on this machine; does a model's server answer?",
     "call": "call a tool by hand, or see what it takes",
     "models": "small models for this process; fetch one, merge an adapter",
-    "index": "search in your own documents",
     "view": "look at runs in the browser, live too, or write a page",
     "show": "numbers of a run, or one trajectory",
     "compare": "which of several evaluations is better, how surely",

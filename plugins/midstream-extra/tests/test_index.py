@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.cli import main as cli
-from midstream.cli.index import read_documents
 from midstream.core.errors import UsageError
 from midstream.tools.local_search import LocalSearch, LocalSearchConfig
+from midstream_extra.index import read_documents
 from support.errors import coded, printed
 
 DOCUMENTS = [
@@ -172,7 +172,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path):
         for number in range(20_000):
             file.write(json.dumps({"id": number, "text": f"word{number} " + "hay and harbours " * 100}) + "\n")
     code = (
-        "import resource, sys; from midstream.cli import index, main;"
+        "import resource, sys; from midstream.cli import main; from midstream_extra import index;"
         "resource.setrlimit(resource.RLIMIT_DATA, (64 << 20, 64 << 20));"
         "sys.exit(main.main(['index', 'build', sys.argv[1], '--quiet']))"
     )

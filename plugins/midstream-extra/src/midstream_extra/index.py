@@ -24,6 +24,8 @@ from midstream.tools.local_search import Document, build_index, open_index, pass
 # Passages share a sixth of their size with the one before.
 _OVERLAP = 6
 
+HELP = "search in your own documents"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `index build`."""
