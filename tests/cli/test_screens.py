@@ -14,9 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPConnection
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -139,7 +139,9 @@ def test_serve(screen: Screen) -> None:
     def end() -> None:
         for _ in range(600):
             # A port that only listens has no server yet, which would leave it open.
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
+            with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as asking:
+                asking.request("GET", "/")
+                asking.getresponse()
                 break
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
