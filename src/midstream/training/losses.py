@@ -39,8 +39,8 @@ def clipped_policy_loss(
 ) -> torch.Tensor:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimize; `ratio` is rho, with gradient.
 
-    `advantages` are broadcast to `ratio`, and so has the loss its shape. `dual_clip` bounds the loss by -dual_clip * A
-    where A < 0 (arXiv 1912.09729).
+    `advantages` broadcast to the shape of `ratio`, which is the shape of the loss. Where A < 0, `dual_clip` bounds the
+    loss by -dual_clip * A (arXiv 1912.09729).
     """
     loss = (-advantages * ratio).maximum(-advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is None:

@@ -127,7 +127,8 @@ class TransformersLocal(Engine):
 
             for layer in self.model.modules():
                 if isinstance(layer, BaseTunerLayer):
-                    layer.set_adapter([name] if name else [])
+                    # Its `set_adapter` also says which weights have gradients: as long as a token of a small model.
+                    layer._active_adapter = [name] if name else []
         return self.model
 
     def prompt_of(self, request: Request) -> tuple[int, ...]:
