@@ -96,6 +96,9 @@ def test_each_role_has_rows_and_an_adapter_that_learns(trained):
     assert metrics[0].logprob_gap < 1e-4, "each row is computed with the adapter that sampled it"
     assert metrics[1].logprob_gap < 1e-4
     assert metrics[1].kl > 0
+    assert metrics[1].tokens_by_role.keys() == {*ROLES}
+    for role, tokens in metrics[1].tokens_by_role.items():
+        assert 0 < tokens <= sum(len(call.completion_ids) for call in calls_of(trained, 2, role))
     found = [load_file(trained.policy_dir / role / "adapter_model.safetensors") for role in ROLES]
     assert found[0].keys() == found[1].keys()
     for own in found:

@@ -273,6 +273,7 @@ class StepMetrics(Frozen):
     branches: dict[str, int] = {}  # of rollouts that branch: forks, and what they shared; not written if empty
     rows: int = 0  # training rows
     rows_split: dict[str, int] = {}  # rows that a conversation was split into, by reason; not written if empty
+    tokens_by_role: dict[str, int] = {}  # sampled tokens of the rows, where several roles are trained; else not written
     prompt_tokens: int = 0  # of the trained module's prompts
     completion_tokens: int = 0  # sampled tokens
     total_tokens: int = 0  # of the update's rows; 0 if the learner did not count them
@@ -290,7 +291,7 @@ class StepMetrics(Frozen):
 
     @model_serializer(mode="wrap")
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        optional = ("limits", "rows_split", "tool_marks", "schedules", "branches", "entropy")
+        optional = ("limits", "rows_split", "tool_marks", "schedules", "branches", "entropy", "tokens_by_role")
         return {name: value for name, value in dump(self).items() if name not in optional or value}
 
     @property

@@ -304,8 +304,11 @@ class FlowGRPO:
             by_family.setdefault(trajectory.family, []).append(value)
         rewards = [value for values in by_family.values() for value in values]
         left_out: Counter[str] = Counter()
+        trained: Counter[str] = Counter()
         for batch in batches:
             left_out.update(batch.left_out)
+            for row in batch.rows:
+                trained[row.role] += sum(row.sampled) if row.sampled else len(row.completion_ids)
         replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
         if replaced:
             left_out["uniform group, left out (training.resample_uniform)"] = replaced
@@ -351,6 +354,7 @@ class FlowGRPO:
             "branches": branches(trajectories),
             "rows": sum(len(batch.rows) for batch in batches),
             "rows_split": dict(sorted(whys.items())),
+            "tokens_by_role": dict(sorted(trained.items())) if len(self.roles) > 1 else {},
             "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
             "completion_tokens": sampled,
         }
