@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from midstream.engines.adapters import adapter_of
 from midstream.recipe.memory import GIB, SHAPES, shape_of, update_bytes, weights_bytes
-from midstream.training.learner import LocalLearner
+from midstream.training.learner import LocalLearner, RoleLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.hf_models import FAMILIES, save_chat_model
 
@@ -71,6 +72,17 @@ def test_an_adapters_weights_are_counted_exactly(family, tmp_path):
     shape = shape_of(str(directory))
     assert shape is not None
     assert shape.adapter(4) == sum(parameter.numel() for parameter in learner.parameters)
+
+
+def test_each_role_has_an_adapter_of_its_own(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(directory := save_chat_model(tmp_path / "model", "llama"))
+    config = LearnerConfig(lora=LORA.model_copy(update={"per_role": True}))
+    roles = ("planner", "verifier")
+    learner = RoleLearner(model, config, adapters=[adapter_of(role) for role in roles])
+    shape = shape_of(str(directory))
+    assert shape is not None
+    counted = weights_bytes(shape, "float32", config, roles=len(roles))
+    assert counted["LoRA adapter"] == sum(parameter.nbytes for parameter in learner.parameters)
 
 
 def test_tied_and_untied_heads_differ_by_one_table(tmp_path):

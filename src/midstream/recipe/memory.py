@@ -125,10 +125,10 @@ def shape_of(model: str) -> Shape | None:
         return None
 
 
-def weights_bytes(shape: Shape, dtype: str, learner: LearnerConfig | None) -> dict[str, int]:
+def weights_bytes(shape: Shape, dtype: str, learner: LearnerConfig | None, *, roles: int = 1) -> dict[str, int]:
     """What a device holds all the time: the weights, and for a `learner` their gradient, AdamW and reference policy.
 
-    What `learner.offload` keeps in host memory is left out.
+    What `learner.offload` keeps in host memory is left out. Each of the trained `roles` may have an adapter of its own.
     """
     width = WIDTHS[dtype]
     found = {"weights": shape.parameters * width}
@@ -137,7 +137,8 @@ def weights_bytes(shape: Shape, dtype: str, learner: LearnerConfig | None) -> di
     masters = learner.has_masters(dtype)
     trained, state = shape.parameters, 4 if masters else width
     if learner.lora is not None:
-        trained, state = shape.adapter(learner.lora.rank), 4  # in float32
+        adapters = roles if learner.lora.per_role else 1
+        trained, state = adapters * shape.adapter(learner.lora.rank), 4  # in float32
         found["LoRA adapter"] = trained * state
     elif not learner.offload:
         found["reference policy"] = trained * width
@@ -188,7 +189,7 @@ def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
             why = "this model's shape is not known" if shape is None else "learner.lora.target is not all-linear"
             lines.append(f"{title}: unknown, because {why}.")
             continue
-        held, passing = weights_bytes(shape, config.dtype, learner), dict[str, int]()
+        held, passing = weights_bytes(shape, config.dtype, learner, roles=len(recipe.trained_modules)), dict[str, int]()
         if learner is not None:
             update = f"activations of an update of {learner.chunk_tokens:,} tokens"
             passing[update] = update_bytes(shape, config.dtype, learner)
