@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from itertools import chain
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
 
 from midstream.cli.main import main
@@ -348,3 +350,14 @@ def test_a_sample_depends_on_its_role_and_not_on_what_is_sampled_with_it(continu
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     with pytest.raises(EngineError, check=coded("unknown-role", "'policy'")):
         asyncio.run(engine.sample(request("policy", 0)))
+
+
+def test_sampling_with_an_adapter_leaves_the_gradients_to_the_learner(trained):
+    engine = TransformersLocal(*load_model(str(trained.policy_dir), "float32", "cpu"))
+    engine.model.set_adapter("planner")
+    engine.with_adapter("verifier")
+    layers = [layer for layer in engine.model.modules() if isinstance(layer, BaseTunerLayer)]
+    assert {*chain(*(layer.active_adapters for layer in layers))} == {"verifier"}
+    learning = [name for name, weights in engine.model.named_parameters() if weights.requires_grad]
+    assert learning
+    assert all("planner" in name for name in learning)

@@ -138,7 +138,7 @@ def test_serve(screen: Screen) -> None:
 
     def end() -> None:
         for _ in range(600):
-            # A port that only listens has no server yet, which would leave it open.
+            # A port listens before its server can end in order: wait for an answer.
             with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as asking:
                 asking.request("GET", "/")
                 asking.getresponse()

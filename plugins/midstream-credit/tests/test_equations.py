@@ -24,6 +24,7 @@ OWN = {
         "roles": ["planner", "writer"],
         "loss": {"entropy_coefficient": 0.05, "kl_coefficient": 0.2, "clip_low": 0.1, "clip_high": 0.1},
     },
+    "gigpo with errors": {"advantage": {"type": "gigpo", "error_cost": 0.3, "normalize_by_std": False}},
     "return_to_go": {"advantage": {"type": "return_to_go", "discount": 0.9}},
     "gigpo in one row": {"variant": "gigpo", "turns": "merged"},
     "gigpo with sequence ratios": {
@@ -190,38 +191,48 @@ def normalized(values, by_std=True):
     return [(value - mean) / (std if by_std else 1.0) for value in values]
 
 
+def returns_of(group, rewards, calls, discount, cost):
+    """A list a trajectory: what each call earned, and those after it, less the costs of errors."""
+    found = []
+    for i, own in enumerate(calls):
+        failed = [turn for turn in group[i].turns if turn.observation.status == "error"]
+        bad = [any(one is each for turn in failed for each in turn.calls) for one in own]
+        found.append(
+            [
+                rewards[i] * discount ** (len(own) - 1 - t)
+                - sum(cost * discount ** (u - t) for u in range(t, len(own)) if bad[u])
+                for t in range(len(own))
+            ]
+        )
+    return found
+
+
 def advantages_of(group, calls, config):
     """A list a trajectory, of a number a call."""
     rewards = [each.reward.value for each in group]
     kind = config.advantage.type if config.advantage else None
     if kind == "gigpo":
-        episodes = normalized(rewards)
+        by_std = config.advantage.config.normalize_by_std
+        returns = returns_of(group, rewards, calls, 0.95, config.advantage.config.error_cost)
+        episodes = normalized(rewards, by_std)
         found = []
         for i, own in enumerate(calls):
             found.append([])
             for t, one in enumerate(own):
-                mine, others = rewards[i] * 0.95 ** (len(own) - 1 - t), []
-                for j, theirs in enumerate(calls):
-                    for u, other in enumerate(theirs):
-                        if other.prompt_ids == one.prompt_ids:
-                            others.append(rewards[j] * 0.95 ** (len(theirs) - 1 - u))
+                others = [
+                    returns[j][u]
+                    for j, theirs in enumerate(calls)
+                    for u, other in enumerate(theirs)
+                    if other.prompt_ids == one.prompt_ids
+                ]
                 step = 0.0
                 if len(set(others)) > 1:
-                    step = (mine - statistics.fmean(others)) / (statistics.stdev(others) + 1e-6)
+                    spread = statistics.stdev(others) + 1e-6 if by_std else 1.0
+                    step = (returns[i][t] - statistics.fmean(others)) / spread
                 found[-1].append(episodes[i] + step)
         return found
     if kind == "return_to_go":
-        returns = []
-        for i, own in enumerate(calls):
-            failed = [turn for turn in group[i].turns if turn.observation.status == "error"]
-            bad = [any(one is each for turn in failed for each in turn.calls) for one in own]
-            returns.append(
-                [
-                    rewards[i] * 0.9 ** (len(own) - 1 - t)
-                    - sum(0.1 * 0.9 ** (u - t) for u in range(t, len(own)) if bad[u])
-                    for t in range(len(own))
-                ]
-            )
+        returns = returns_of(group, rewards, calls, 0.9, 0.1)
         found = []
         for own in returns:
             found.append([])

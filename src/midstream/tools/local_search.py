@@ -147,7 +147,7 @@ class LocalSearch:
             raise ToolServerError(
                 f"the search index {self._config.index or ':memory:'} could not be read: {error}",
                 code="storage",
-                fix="build it again: midstream index build DOCUMENTS.jsonl (midstream-extra)",
+                fix="build it again, with midstream-extra: midstream index build DOCUMENTS.jsonl",
             ) from error
 
     async def close(self) -> None:
@@ -200,7 +200,7 @@ class LocalSearchConfig(ToolConfig):
 
 def open_index(path: Path | None) -> sqlite3.Connection:
     """Open an index for reading; raises `RecipeError` if `path` is not an index that can be searched."""
-    fix = "midstream index build DOCUMENTS.jsonl (midstream-extra), and give its path as the tool's `index`"
+    fix = "with midstream-extra: midstream index build DOCUMENTS.jsonl; give the path that it prints as `index`"
     if path is None or not path.is_file():
         raise RecipeError(f"no search index at {path}", code="file-not-found", fix=fix)
     try:

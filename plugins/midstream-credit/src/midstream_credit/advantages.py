@@ -75,7 +75,7 @@ class GigpoConfig(ComponentConfig):
 class ReturnToGoConfig(ComponentConfig):
     """What a call and those after it earned, compared with the group (returns as in REINFORCE, with GRPO's baseline).
 
-        r(i, t)  = the call's own reward, less `error_cost` if its tool call failed; with the last call, also R_i
+        r(i, t)  = the call's own reward, less `error_cost` if its turn ended in an error; with the last call, also R_i
         G(i, t)  = r(i, t) + discount G(i, t + 1)
         A(i, t)  = (G(i, t) - mean(G)) / std(G), over the calls with the number t (`by = "turn"`), or over all
 
@@ -118,7 +118,7 @@ class ReturnToGoConfig(ComponentConfig):
 def _returns(
     rewards: Sequence[float], trajectories: Sequence[Trajectory], calls: Calls, discount: float, error_cost: float
 ) -> list[list[float]]:
-    """The return of each call: its own reward, less the cost of an error, and `discount` times the next call's return.
+    """The return of each call: its own reward, less the cost of an error, plus `discount` times the next call's return.
 
     The trajectory's reward comes with its last call.
     """

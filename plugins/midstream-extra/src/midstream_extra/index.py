@@ -24,7 +24,7 @@ from midstream.tools.local_search import Document, build_index, open_index, pass
 # Passages share a sixth of their size with the one before.
 _OVERLAP = 6
 
-HELP = "search in your own documents"
+HELP = "make a search index of your own documents"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the fields of a document that hold these (default: id,text,title); the title may be missing"
     build.add_argument("--fields", default="id,text,title", metavar="ID,TEXT,TITLE", help=text)
     build.add_argument(
-        "--passage-characters", type=int, metavar="N", help="split longer texts into passages of N characters"
+        "--passage-characters",
+        type=int,
+        metavar="N",
+        help="split longer texts into passages of N characters (100 or more)",
     )
     shared.add(build, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Build an index; print where it is and what is in it."""
-    out, size, fields = options.out or options.file.with_suffix(".db"), options.passage_characters, options.fields
+    size, fields = options.passage_characters, options.fields.replace(" ", "")
+    if options.file.is_dir():
+        raise UsageError(f"{options.file} is a folder", code="file-unreadable", fix="name a file of documents")
+    out = options.out or options.file.with_suffix(".db")
     if size is not None and size < 100:
         raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
     if fields.count(",") != 2:

@@ -72,16 +72,17 @@ def weights(shape: Shape, dtype: str) -> Part:
     return Part("weights", count * width, f"{count:,} parameters x {width} ({dtype})")
 
 
-def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | None:
+def update(shape: Shape, dtype: str, learner: LearnerConfig, roles: int = 1) -> list[Part] | None:
     """What training adds to the weights; None for a LoRA target whose layers are unknown.
 
-    A bound for rows of up to `learner.chunk_tokens` tokens; attention by "dense" or "gather" copies more.
+    Each of the trained `roles` may have an adapter. A bound for rows of up to `learner.chunk_tokens` tokens; attention by
+    "dense" or "gather" copies more.
     """
     width = WIDTHS[dtype]
     if learner.lora is None:
         parts = _all_weights(shape, width, learner)
     elif learner.lora.target == "all-linear":
-        parts = _adapter(shape, learner.lora.rank, learner)
+        parts = _adapter(shape.adapter(learner.lora.rank) * (roles if learner.lora.per_role else 1), learner)
     else:
         return None
     # Padded rows fill a chunk exactly; a prefix tree may hold a few chunks' worth of tokens.
@@ -118,9 +119,8 @@ def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]
     return [*parts, Part("the head's gradient", head * each, formula, "update")]
 
 
-def _adapter(shape: Shape, rank: int, learner: LearnerConfig) -> list[Part]:
-    """An adapter's weights, gradient and AdamW, all in float32."""
-    count = shape.adapter(rank)
+def _adapter(count: int, learner: LearnerConfig) -> list[Part]:
+    """Weights, gradient and AdamW of adapters of `count` numbers, all in float32."""
     if not learner.offload:
         formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
         parts = [Part("LoRA adapter", 4 * count * _FLOAT, formula)]
@@ -164,15 +164,22 @@ def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
 
 
 def engine_parts(
-    shape: Shape, dtype: str, learner: LearnerConfig | None, *, sampled: tuple[int, int] | None, on_card: bool
+    shape: Shape,
+    dtype: str,
+    learner: LearnerConfig | None,
+    *,
+    sampled: tuple[int, int] | None,
+    on_card: bool,
+    roles: int = 1,
 ) -> list[Part] | None:
     """Everything that a model in this process takes; None for a LoRA target whose layers are unknown.
 
-    `learner`: of a model that is trained. `sampled`: the most requests at once, and the new tokens of one.
+    `learner` and the number of trained `roles`: of a model that is trained. `sampled`: the most requests at once, and the
+    new tokens of one.
     """
     parts = [weights(shape, dtype)]
     if learner is not None:
-        added = update(shape, dtype, learner)
+        added = update(shape, dtype, learner, roles)
         if added is None:
             return None
         parts += added

@@ -32,6 +32,7 @@ class Job:
     shape: Shape
     dtype: str
     learner: LearnerConfig
+    roles: int = 1  # that are trained
     reference: bool = True  # whether the loss needs the log-probabilities of a reference policy
     sampled: tuple[int, int] | None = None
     on_card: bool = True
@@ -92,6 +93,7 @@ def job_of(recipe: Recipe) -> Job:
     users = [module for module in recipe.modules.values() if module.engine == name]
     return Job(
         shape=shape, dtype=getattr(config, "dtype", "float32"), learner=recipe.learner,
+        roles=len(recipe.trained_modules),
         reference=training.loss.kl_coefficient > 0,
         sampled=(config.max_batch, longest_reply(recipe, users)) if planner == name else None,
         engine=name, on_card=getattr(config, "device", "cpu") != "cpu", divisible=not getattr(config, "tiny", False),
@@ -128,7 +130,7 @@ def ways(job: Job, card_gb: int, gpus: int) -> list[Way]:
 
 
 def _parts(job: Job) -> list[Part]:
-    parts = engine_parts(job.shape, job.dtype, job.learner, sampled=job.sampled, on_card=job.on_card)
+    parts = engine_parts(job.shape, job.dtype, job.learner, sampled=job.sampled, on_card=job.on_card, roles=job.roles)
     assert parts is not None  # `job_of` has seen to it
     return parts
 

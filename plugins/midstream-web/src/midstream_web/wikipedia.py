@@ -256,7 +256,7 @@ class WikipediaConfig(api.WebApiConfig, ReadingConfig, ToolConfig):
     Attributes:
         language: the edition
         base_url: another wiki's `api.php`; the wiki needs the extension TextExtracts
-        index: a file that `midstream index build` wrote: its documents are the pages
+        index: a file that `midstream index build` (midstream-extra) wrote: its documents are the pages
         pages: the most pages that are read, of ten that are found
         max_characters: the most characters of passages in a result, from all pages together
         call_timeout_s: seconds of one call, with all attempts and the engine's requests

@@ -127,7 +127,7 @@ class TransformersLocal(Engine):
 
             for layer in self.model.modules():
                 if isinstance(layer, BaseTunerLayer):
-                    # Its `set_adapter` also says which weights have gradients: as long as a token of a small model.
+                    # `layer.set_adapter` would also set `requires_grad`, which is slow; the learner sets it itself.
                     layer._active_adapter = [name] if name else []
         return self.model
 
