@@ -75,8 +75,8 @@ def weights(shape: Shape, dtype: str) -> Part:
 def update(shape: Shape, dtype: str, learner: LearnerConfig, roles: int = 1) -> list[Part] | None:
     """What training adds to the weights; None for a LoRA target whose layers are unknown.
 
-    Each of the trained `roles` may have an adapter. A bound for rows of up to `learner.chunk_tokens` tokens; attention by
-    "dense" or "gather" copies more.
+    Each of the trained `roles` may have an adapter. A bound for rows of up to `learner.chunk_tokens` tokens; attention
+    by "dense" or "gather" copies more.
     """
     width = WIDTHS[dtype]
     if learner.lora is None:
@@ -174,8 +174,8 @@ def engine_parts(
 ) -> list[Part] | None:
     """Everything that a model in this process takes; None for a LoRA target whose layers are unknown.
 
-    `learner` and the number of trained `roles`: of a model that is trained. `sampled`: the most requests at once, and the
-    new tokens of one.
+    `learner` and the number of trained `roles`: of a model that is trained. `sampled`: the most requests at once, and
+    the new tokens of one.
     """
     parts = [weights(shape, dtype)]
     if learner is not None:
