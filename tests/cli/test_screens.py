@@ -22,6 +22,7 @@ import pytest
 
 from midstream.cli import doctor
 from midstream.cli.main import COMMANDS, main
+from midstream.components import kinds
 from midstream.core.version import __version__
 from midstream.doctor.servers import Check
 from midstream.lessons.lesson_set import LessonSet, proven
@@ -177,6 +178,8 @@ def test_call(screen: Screen) -> None:
 )
 def test_list(screen: Screen, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    # Without what other tests of this process have registered.
+    monkeypatch.setattr(kinds, "_REGISTRY", {**kinds.COMPONENTS, "agent": kinds.AGENTS})
     screen("list", *words, name="-".join(("list", *words)))
 
 

@@ -95,9 +95,11 @@ def answer_to(kind: str, timeout_s: float) -> tuple[EngineError, float, float]:
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in ENDLESS]
 )
 def test_an_answer_without_an_end(kind: str):
-    error, seconds, grown_mb = answer_to(kind, TIMEOUT_S)
+    # Where only the limit of size ends the answer, a busy machine has all the time that it needs.
+    timeout_s = 15 * TIMEOUT_S if kind in QUICK else TIMEOUT_S
+    error, seconds, grown_mb = answer_to(kind, timeout_s)
     assert error.code == "endpoint-failed"
     [failure] = error.calls[0].failures
     assert any(words in failure for words in ENDLESS[kind][2].split("|")), failure
-    assert seconds < TIMEOUT_S * (10 if kind in PIECES else 1) + 1
+    assert seconds < timeout_s * (10 if kind in PIECES else 1) + 1
     assert grown_mb < MOST_MB
