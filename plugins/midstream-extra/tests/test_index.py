@@ -65,15 +65,21 @@ def test_builds_and_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_json_and_other_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    source = written(tmp_path / "a.jsonl", [{"key": "k", "body": "herons nest", "name": "Birds", "text": 5}])
+    source = written(tmp_path / "a.jsonl", [{"key": "k", "the body": "herons nest", "name": "Birds", "text": 5}])
     assert build(source, "--fields", "key,body") == 2
     assert coded("setting-range")(printed(capsys.readouterr().err))
-    assert build(source, "--json", "--out", tmp_path / "b.idx", "--fields", "key,body,name") == 0
+    assert build(source, "--json", "--out", tmp_path / "b.idx", "--fields", "key, the body,name") == 0
     result = json.loads(capsys.readouterr().out)
     assert result.pop("seconds") >= 0
     assert result.pop("bytes") == (tmp_path / "b.idx").stat().st_size
     assert result == {"documents": 1, "passages": 1, "without_text": 0, "index": str(tmp_path / "b.idx")}
     assert search(tmp_path / "b.idx", "herons") == "Birds: herons nest"
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_a_folder_is_no_file_of_documents(name: str, capsys: pytest.CaptureFixture[str]):
+    assert build(name) == 2
+    assert coded("file-unreadable")(printed(capsys.readouterr().err))
 
 
 def test_a_table_of_documents(tmp_path: Path):

@@ -47,15 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Build an index; print where it is and what is in it."""
-    size, fields = options.passage_characters, options.fields.replace(" ", "")
+    size, fields = options.passage_characters, [name.strip() for name in options.fields.split(",")]
     if options.file.is_dir():
         raise UsageError(f"{options.file} is a folder", code="file-unreadable", fix="name a file of documents")
     out = options.out or options.file.with_suffix(".db")
     if size is not None and size < 100:
         raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
-    if fields.count(",") != 2:
+    if len(fields) != 3:
         fix = "name three, e.g. --fields id,text,title"
-        raise UsageError(f"--fields {fields!r} are not three names", code="setting-range", fix=fix)
+        raise UsageError(f"--fields {options.fields!r} are not three names", code="setting-range", fix=fix)
     if out.exists():
         try:
             open_index(out).close()
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     counts, started = Counter(documents=0, passages=0, without_text=0), time.monotonic()
     with shared.spinner("indexing", silent=options.quiet or options.json):
         try:
-            build_index(out, read_documents(options.file, counts, fields.split(","), size)).close()
+            build_index(out, read_documents(options.file, counts, fields, size)).close()
         except sqlite3.Error as error:
             fix = f"df -h {out.parent}, or --out ELSEWHERE.db"
             raise StorageError(f"{out} could not be written: {error}", code="write-failed", fix=fix) from error
