@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -184,13 +185,21 @@ def test_engines_of_one_address_share_the_smallest_limit():
     async def run(one: OpenAICompatibleEngine, other: OpenAICompatibleEngine) -> None:
         await one.sample(HELLO)
         await other.sample(HELLO)
+        together[0] = 2
         await asyncio.gather(*[engine.sample(HELLO) for engine in (one, other) for _ in range(6)])
         narrow = server.max_in_flight
         await other.close()
+        together[0] = 5
         await asyncio.gather(*[one.sample(HELLO) for _ in range(12)])
         assert (narrow, server.max_in_flight) == (2, 5)
 
+    together = [1]
+
     def reply(body: dict[str, Any]) -> str:
+        """Answer once as many requests were here together as the limit lets in, and late enough to see one more."""
+        end = time.monotonic() + 10
+        while server.max_in_flight < together[0] and time.monotonic() < end:
+            threading.Event().wait(0.001)
         threading.Event().wait(0.02)
         return "ok"
 
