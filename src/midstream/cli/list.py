@@ -51,6 +51,7 @@ KINDS = {
     "loss": "what an update of the weights minimizes",
     "learner": "what trains",
     "branching": "which trajectories of a group continue others, and from where",
+    "asynchrony": "how far rollouts run ahead of training",
     "strategy": "several runs of an agent that make one answer",
     "wrapper": "changes a tool while an agent trains",
     "proposer": "suggests changes of what an agent reads",

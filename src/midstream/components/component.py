@@ -36,7 +36,7 @@ from midstream.core.tool import Tool
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "learner", "strategy", "wrapper", "proposer", "branching",
+    "advantage", "loss", "learner", "strategy", "wrapper", "proposer", "branching", "asynchrony",
 ]  # fmt: skip
 Table = dict[str, Any]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from midstream.core.engine import Engine, Request
+from midstream.core.engine import PIN, Engine, Pin, Request
 from midstream.core.errors import RecipeError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.seeds import derive_seed
@@ -39,6 +39,7 @@ class RunContext:
     engines: Mapping[str, Engine] = field(default_factory=dict)  # by module name
     seed: int = 0  # of everything random in this run
     order: int = 0  # index of the trajectory in its rollout (`Request.order`)
+    pin: Pin | None = field(default_factory=PIN.get)  # the weights that its requests ask for
     lessons: Lessons = field(default_factory=dict)  # learned texts, by place
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     listener: TurnListener | None = None  # receives the events of every turn
@@ -60,6 +61,7 @@ class RunContext:
             engine=self.engines.get(module),
             seed=derive_seed(self.seed, turn, module),
             order=self.order,
+            pin=self.pin,
             lessons=self.lessons.get(module, ""),
             examples=self.lessons.get(module + EXAMPLES, ""),
             instructions=self.lessons.get(module + PROMPT, ""),
@@ -94,13 +96,14 @@ class Agent(Protocol):
 class ModuleContext:
     """Values that every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.
 
-    Its requests carry `order`, `deadline_s` and `emit`. `lessons` and `examples` are texts for its prompt,
+    Its requests carry `order`, `pin`, `deadline_s` and `emit`. `lessons` and `examples` are texts for its prompt,
     `instructions` replaces those that it has, unless it is "".
     """
 
     engine: Engine | None = None
     seed: int = 0
     order: int = 0
+    pin: Pin | None = None
     lessons: str = ""
     examples: str = ""
     instructions: str = ""
@@ -112,7 +115,7 @@ class ModuleContext:
         if self.engine is None:
             what, fix = f"the {request.role} has no engine", f"name one for the {request.role} in the recipe"
             raise RecipeError(what, code="engine-missing", fix=fix)
-        request = replace(request, order=self.order, deadline_s=self.deadline_s, emit=self.emit)
+        request = replace(request, order=self.order, pin=self.pin, deadline_s=self.deadline_s, emit=self.emit)
         started, clock = time.time(), time.monotonic()
         call = await self.engine.sample(request)
         return call.model_copy(update={"started_at": started, "duration_s": time.monotonic() - clock})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -19,6 +19,18 @@ from midstream.core.trajectory import Call, Message, Sampling, Usage
 # The place of the running trajectory in its rollout: a tool's request to an engine in this process has it as `order`.
 ORDER: ContextVar[int] = ContextVar("order", default=0)
 _LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """What the rollouts of a training step sample from, where they run ahead of it: the weights of one version."""
+
+    step: int
+    version: int
+
+
+# Of the rollouts under way; None where requests get the newest weights.
+PIN: ContextVar[Pin | None] = ContextVar("pin", default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +49,7 @@ class Request:
     keep_stop: bool = False  # keep the stop string that ended the completion in its text, with the rest of its token
     seed: int = 0  # makes the sample repeatable if the engine supports it
     order: int = 0  # index of the trajectory in its rollout; a `LockstepEngine` sorts its batches by it
+    pin: Pin | None = field(default_factory=PIN.get)
     json_schema: JsonSchema | None = None  # of the structured output to ask for
     # What an agent of another program sets, as fields of a chat completion: a server gets these in place of `sampling`.
     # `sampling` has their values, and defaults for what they leave open. None for midstream's own requests.

@@ -212,6 +212,8 @@ def _components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
         yield "training.supervised.planner", recipe.training.supervised.planner
     if recipe.training is not None and recipe.training.branching is not None:
         yield "training.branching", recipe.training.branching
+    if recipe.training is not None and recipe.training.asynchrony is not None:
+        yield "training.asynchrony", recipe.training.asynchrony
     for name, component in recipe.engines.items():
         yield f"engines.{name}", component
     for place, component in enumerate(recipe.lessons.proposers if recipe.lessons else ()):

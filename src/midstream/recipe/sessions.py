@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
-from midstream.components.component import Component
+from midstream.components.component import Component, Context
 from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.events import Listener
@@ -72,11 +72,12 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 
 def parts_of(build: Build) -> Parts:
     """The parts of a training session. Raises `RecipeError` or `UnsupportedError` if the recipe cannot be trained."""
+    from midstream.training.flow_grpo import FlowGRPO
     from midstream.training.session import Parts
 
     recipe, training = build.recipe, _draw_training_tasks(build, build.recipe.evaluation.sets)
     _check_trainable(recipe, build.policy.engine())
-    learner = build.policy.learner
+    learner, ahead = build.policy.learner, training.asynchrony
     return Parts(
         seed=recipe.seed,
         source=build.source,
@@ -90,6 +91,7 @@ def parts_of(build: Build) -> Parts:
         warm_start=recipe.warm_start,
         training=training,
         evaluation=recipe.evaluation,
+        algorithm=FlowGRPO if ahead is None else ahead.config.build(Context(build, ahead, "training.asynchrony")),
     )
 
 

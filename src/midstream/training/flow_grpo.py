@@ -6,6 +6,7 @@ Source: arXiv 2510.05592, equations 4 to 7 and 10. One step is `FlowGRPO.step`; 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -86,8 +88,16 @@ class FlowGRPO:
         forks: Any = self.config.branching
         self.rollout = rollout if forks is None else partial(forks.config.build(None), roles=self.roles)
 
+    def save(self, directory: Path) -> None:
+        """Write what a checkpoint has to hold besides the learner's state."""
+        (directory / "algorithm.json").write_text(json.dumps(self.state_dict()), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        self.load_state_dict(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold besides the learner's state."""
+        """Return what is known of the families."""
         return {"success": self.success, "stage": self.stage}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -111,7 +121,7 @@ class FlowGRPO:
             except asyncio.CancelledError:
                 self.success = success  # the step was not made
                 raise
-            stats, norms = self._update(sampled.batches, step)
+            stats, norms = self.update(sampled.batches, step)
         return self.outcome(step, sampled, stats, norms, rollout_s=rollout_s)
 
     async def sample(self, step: int) -> Sampled:
@@ -220,12 +230,16 @@ class FlowGRPO:
             environment, tasks, group_size=self.config.group_size, seed=seed, on_done=self.on_done
         )
         require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
+        self.count(groups)
+        return groups
+
+    def count(self, groups: Sequence[Group]) -> None:
+        """Let the running success of each family follow these groups."""
         for group in groups:
             for trajectory in group.trajectories:
                 if trajectory.reward is not None:
                     rate = self.success.get(trajectory.family, 0.0)
                     self.success[trajectory.family] = rate + SUCCESS_MEMORY * (trajectory.reward.value - rate)
-        return groups
 
     def _draw_balanced(self, count: int, seed: int) -> list[Task]:
         """Tasks of every family that is trained on, as often as of the others; of a random part if `count` is small."""
@@ -262,7 +276,7 @@ class FlowGRPO:
             )
         return batches
 
-    def _update(self, batches: Sequence[RowBatch], step: int) -> tuple[list[LossStats], list[float]]:
+    def update(self, batches: Sequence[RowBatch], step: int) -> tuple[list[LossStats], list[float]]:
         """One optimizer step a mini-batch; a mini-batch without rows makes none."""
         stats, norms = [], []
         for batch in batches:

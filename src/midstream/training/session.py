@@ -10,7 +10,6 @@ resumed writes the same metrics and weights, bit for bit on CPU, as one that was
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -65,10 +64,11 @@ class Parts:
     training: TrainingConfig
     evaluation: EvaluationConfig
     role: str = "planner"
+    algorithm: Callable[..., FlowGRPO] = FlowGRPO
 
     def flow_grpo(self, config: TrainingConfig) -> FlowGRPO:
         """Flow-GRPO on these parts."""
-        return FlowGRPO(
+        return self.algorithm(
             config=config,
             learner=self.learner,
             environment=self.make_environment(),
@@ -128,7 +128,7 @@ class TrainingSession(Session):
         def load(directory: Path) -> None:
             parts.learner.load(directory)
             if isinstance(self.algorithm, FlowGRPO):
-                self.algorithm.load_state_dict(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
+                self.algorithm.load(directory)
 
         loaded = run.checkpoints.load_latest(load)
         if loaded is None and run.metrics.read():
@@ -275,8 +275,8 @@ class TrainingSession(Session):
     def _save(self) -> None:
         def write(directory: Path) -> None:
             self.parts.learner.save(directory)
-            state = self.algorithm.state_dict() if isinstance(self.algorithm, FlowGRPO) else {}
-            (directory / "algorithm.json").write_text(json.dumps(state), encoding="utf-8")
+            if isinstance(self.algorithm, FlowGRPO):
+                self.algorithm.save(directory)
 
         self.run_directory.checkpoints.save(self.done, write)
         self._saved_at = self.clock()

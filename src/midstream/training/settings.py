@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from midstream.components.component import Component, ComponentConfig, Table, Wrappers
 from midstream.components.kinds import config_class
@@ -297,6 +297,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gigpo": {"loss": {"kl_coefficient": 0.01}, "advantage": {"type": "gigpo"}, "turns": "calls"},
 }
 
+_TYPES = {"branching": "fork", "asynchrony": "pipeline"}  # by default
+
 # What an advantage takes the place of.
 _BASELINES = {"baseline": "group_mean", "normalize_by_std": True, "advantage_over": "trajectories"}
 
@@ -322,6 +324,8 @@ class TrainingConfig(Settings):
         group_size: trajectories of a task, G (the paper: 8)
         branching: a part of a group continues its other trajectories from the middle: a table of a component, of type
             `fork` by default (plugins/midstream-credit)
+        asynchrony: rollouts that run ahead of training: a table of a component, of type `pipeline` by default
+            (plugins/midstream-async)
         minibatches: optimizer steps of a step
         learning_rate: after the warm-up and before the decay (the paper: 1e-6 for 7B)
         warmup_steps: steps of linear rise
@@ -359,6 +363,7 @@ class TrainingConfig(Settings):
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
     branching: Component | None = None
+    asynchrony: Component | None = None
     minibatches: int = Field(default=2, ge=1)
     learning_rate: float = Field(default=6e-4, gt=0)
     warmup_steps: int = Field(default=5, ge=1)
@@ -434,12 +439,13 @@ class TrainingConfig(Settings):
         table = {"type": table} if isinstance(table, str) else table
         return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
 
-    @field_validator("branching", mode="before")
+    @field_validator("branching", "asynchrony", mode="before")
     @classmethod
-    def _forks(cls, table: object) -> object:
+    def _component(cls, table: object, info: ValidationInfo) -> object:
+        kind: Any = info.field_name
         table = {"type": table} if isinstance(table, str) else table
-        table = {"type": "fork", **table} if isinstance(table, Mapping) else table
-        return parse_component("branching", table, "training.branching") if isinstance(table, Mapping) else table
+        table = {"type": _TYPES[kind], **table} if isinstance(table, Mapping) else table
+        return parse_component(kind, table, f"training.{kind}") if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingConfig:

@@ -182,23 +182,31 @@ def test_faults_on_the_way_lose_no_adapter(tmp_path: Path):
     assert Path(path).name.startswith("version-2-")
 
 
-@given(versions=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=1)), min_size=1, max_size=12))
-def test_whatever_the_order_one_adapter_is_loaded(tmp_path_factory: pytest.TempPathFactory, versions):
-    """Steps, resumes and repeats in any order: the server holds the newest hand-over alone, the disk at most two."""
+@given(
+    versions=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=1)), min_size=1, max_size=12),
+    kept=st.integers(1, 3),
+)
+def test_whatever_the_order_the_newest_adapters_are_loaded(tmp_path_factory: pytest.TempPathFactory, versions, kept):
+    """Steps, resumes and repeats in any order: the server holds the newest hand-overs alone, the disk one more."""
     root = tmp_path_factory.mktemp("adapters")
     loaded: dict[str, Path] = {}
+    engine = OpenAICompatibleEngine(CONFIG, "planner")
+    engine.kept = kept
 
-    class Engine(OpenAICompatibleEngine):
-        async def use_adapter(self, version: int, path: Path) -> None:
-            loaded[adapter_name(path)] = path
+    async def post(path: str, body: dict[str, str]) -> tuple[int, str]:
+        if path == "load_lora_adapter":
+            loaded[body["lora_name"]] = Path(body["lora_path"])
+        elif loaded.pop(body["lora_name"], None) is None:
+            return 404, ""
+        return 200, ""
 
-        async def drop_adapter(self, path: Path) -> None:
-            loaded.pop(adapter_name(path), None)
-
-    engine = Engine(CONFIG, "planner")
+    engine._post = post
+    newest: list[int] = []
     for version, content in versions:
         asyncio.run(engine.use_weights(new_weights(content, root, version)))
-        [path] = loaded.values()
-        assert (path / "adapter_model.safetensors").read_bytes() == content
-        assert path.name.startswith(f"version-{version}-")
-        assert len(list(root.iterdir())) <= ADAPTERS_KEPT
+        newest = [*(each for each in newest if each != version), version][-kept:]
+        assert [*engine.versions] == newest
+        assert {*engine.versions.values()} == {*loaded.values()}
+        assert (engine.versions[version] / "adapter_model.safetensors").read_bytes() == content
+        assert all(path.name.startswith(f"version-{each}-") for each, path in engine.versions.items())
+        assert len(list(root.iterdir())) <= max(kept + 1, ADAPTERS_KEPT)

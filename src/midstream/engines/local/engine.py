@@ -11,19 +11,33 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from pydantic import JsonValue
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from midstream.core.engine import Engine, Request, Weights
+from midstream.core.engine import PIN, Engine, Pin, Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.trajectory import Call
 from midstream.engines.adapters import adapter_of
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.decoding import generate
+from midstream.engines.local.decoding import Sampled, generate
 from midstream.engines.local.prefill import Prefill
+
+
+class Sampler(Protocol):
+    """Samples in place of an engine's own model what is pinned to weights, e.g. in another process."""
+
+    async def generate(
+        self, pin: Pin, asked: Sequence[tuple[tuple[int, ...], Request]], reference: bool, adapter: str
+    ) -> list[Sampled]:
+        """What `decoding.generate` returns, with the weights of the pin, its reference policy, or a role's adapter."""
+        ...
+
+    def leave(self, pin: Pin, order: int | None) -> None:
+        """Forget the prompts of a trajectory that has ended; of all if `order` is None."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +46,15 @@ class _Waiting:
     prompt_ids: tuple[int, ...]
     future: asyncio.Future[Call]
     weights: tuple[bool, str]  # whether they are the reference policy's; else the adapter of a role, if it has one
+
+
+@dataclass(eq=False, slots=True)
+class _Barrier:
+    """The trajectories that are sampled together, and those of them that wait: all of an engine, or those of a pin."""
+
+    pin: Pin | None
+    live: set[int] = field(default_factory=set)
+    waiting: dict[int, _Waiting] = field(default_factory=dict)
 
 
 class TransformersLocal(Engine):
@@ -56,8 +79,8 @@ class TransformersLocal(Engine):
         end_ids = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
         self.codec = TokenizerCodec(tokenizer, name, chat_template_kwargs, end_ids=end_ids)
         self.policy_version = 0
-        self._live: set[int] = set()
-        self._waiting: dict[int, _Waiting] = {}
+        self._barriers: dict[Pin | None, _Barrier] = {}
+        self.sampler: Sampler | None = None
         # Gives the reference policy while its context lasts. Without a learner it is the model itself.
         self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]]
         self.reference_policy = lambda: nullcontext(self.with_adapter(""))
@@ -76,37 +99,41 @@ class TransformersLocal(Engine):
 
     def join(self, order: int) -> None:
         """Wait for the trajectory at place `order` before sampling."""
-        self._live.add(order)
+        self._barrier(PIN.get()).live.add(order)
 
     def leave(self, order: int) -> None:
         """Wait for it no longer; the others may be ready now."""
-        self._live.discard(order)
-        for prefill in self._prefills.values():
-            prefill.prefixes.leave(order)
-        self._sample_if_all_wait()
-        self._forget_if_none_live()
+        barrier = self._barrier(PIN.get())
+        barrier.live.discard(order)
+        self._forget(barrier.pin, order)
+        self._sample_if_all_wait(barrier)
+        self._forget_if_none_live(barrier)
 
     async def sample(self, request: Request, *, reference: bool = False) -> Call:
         """Queue the request and wait for the batch that answers it; `reference` asks the reference policy."""
         prompt_ids = self.prompt_of(request)
-        if request.order in self._waiting:
+        barrier = self._barrier(request.pin)
+        if request.order in barrier.waiting:
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
                 code="engine-busy",
                 fix="await a trajectory's requests one after the other, and rollouts too",
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._waiting[request.order] = _Waiting(
+        barrier.waiting[request.order] = _Waiting(
             request=self.limited(request, prompt_ids),
             prompt_ids=prompt_ids,
             future=future,
             weights=(reference, "" if reference else self.adapter_for(request)),
         )
         try:
-            self._sample_if_all_wait()
+            self._sample_if_all_wait(barrier)
             return await future
         finally:
-            self._waiting.pop(request.order, None)
+            barrier.waiting.pop(request.order, None)
+
+    def _barrier(self, pin: Pin | None) -> _Barrier:
+        return self._barriers.setdefault(pin, _Barrier(pin))
 
     def adapter_for(self, request: Request) -> str:
         """The adapter of a request's role, "" where roles have none of their own."""
@@ -155,7 +182,7 @@ class TransformersLocal(Engine):
         limit = {"max_tokens": self.positions - len(prompt_ids)}
         return replace(request, sampling=request.sampling.model_copy(update=limit))
 
-    def sampling_failed(self, count: int, failure: Exception) -> EngineError:
+    def sampling_failed(self, count: int, failure: BaseException) -> EngineError:
         """The error of each of `count` requests that were sampled together."""
         error = EngineError(
             f"{self.name} could not sample {count} completions: {failure}",
@@ -165,34 +192,48 @@ class TransformersLocal(Engine):
         error.__cause__ = failure
         return error
 
-    def _sample_if_all_wait(self) -> None:
+    def _sample_if_all_wait(self, barrier: _Barrier) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""
-        if not self._waiting or not self._live <= self._waiting.keys():
+        if not barrier.waiting or not barrier.live <= barrier.waiting.keys():
             return
-        waiting = [self._waiting[order] for order in sorted(self._waiting)]
-        self._waiting.clear()
+        waiting = [barrier.waiting[order] for order in sorted(barrier.waiting)]
+        barrier.waiting.clear()
         try:
             for weights in sorted({each.weights for each in waiting}):
                 batch = [each for each in waiting if each.weights == weights]
                 for start in range(0, len(batch), self.max_batch):
-                    self._answer(batch[start : start + self.max_batch], *weights)
+                    self._answer(barrier.pin, batch[start : start + self.max_batch], *weights)
         except Exception as failure:
             # A bug, raised to the last caller; the others must not wait forever.
             self._fail(waiting, failure)
             raise
         finally:
-            self._forget_if_none_live()
+            self._forget_if_none_live(barrier)
 
-    def _forget_if_none_live(self) -> None:
+    def _forget_if_none_live(self, barrier: _Barrier) -> None:
         """Drop what is held: a rollout's samples must not depend on requests before it."""
-        for prefill in self._prefills.values() if not self._live else ():
-            prefill.prefixes.clear()
+        if not barrier.live:
+            self._forget(barrier.pin, None)
+        if not barrier.live and not barrier.waiting:
+            self._barriers.pop(barrier.pin, None)
 
-    def _answer(self, batch: Sequence[_Waiting], reference: bool, adapter: str) -> None:
+    def _forget(self, pin: Pin | None, order: int | None) -> None:
+        """Drop the prompts of a trajectory, or of all, where they are held."""
+        if pin is not None and self.sampler is not None:
+            self.sampler.leave(pin, order)
+            return
+        for prefill in self._prefills.values():
+            prefill.prefixes.clear() if order is None else prefill.prefixes.leave(order)
+
+    def _answer(self, pin: Pin | None, batch: Sequence[_Waiting], reference: bool, adapter: str) -> None:
+        asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
+        if pin is not None and self.sampler is not None:
+            sampling = asyncio.ensure_future(self.sampler.generate(pin, asked, reference, adapter))
+            sampling.add_done_callback(lambda done: self._take(pin, batch, done))
+            return
         # An adapter has its own: with another, the same tokens have other keys and values.
         prefill = self._prefills[reference, adapter]
         try:
-            asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
             with self.reference_policy() if reference else nullcontext(self.with_adapter(adapter)) as model:
                 completions = generate(
                     model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill
@@ -201,14 +242,24 @@ class TransformersLocal(Engine):
             # Raised here, it would reach one trajectory and leave the others waiting.
             self._fail(batch, failure)
             return
+        self._fulfill(batch, completions, self.policy_version)
+
+    def _take(self, pin: Pin, batch: Sequence[_Waiting], done: asyncio.Future[list[Sampled]]) -> None:
+        """What the sampler gave, or the error that it raised."""
+        if done.cancelled() or (failure := done.exception()) is not None:
+            self._fail(batch, asyncio.CancelledError() if done.cancelled() else failure)
+        else:
+            self._fulfill(batch, done.result(), pin.version)
+
+    def _fulfill(self, batch: Sequence[_Waiting], completions: Sequence[Sampled], version: int) -> None:
         for waiting, sampled in zip(batch, completions, strict=True):
             # Its trajectory was cancelled by a deadline.
             if waiting.future.done():
                 continue
-            call = self.codec.call_of(waiting.request, waiting.prompt_ids, sampled, policy_version=self.policy_version)
+            call = self.codec.call_of(waiting.request, waiting.prompt_ids, sampled, policy_version=version)
             waiting.future.set_result(call)
 
-    def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
+    def _fail(self, batch: Sequence[_Waiting], failure: BaseException) -> None:
         for prefill in self._prefills.values():
             # They may be half written; where memory ran out, it is needed.
             prefill.prefixes.clear()

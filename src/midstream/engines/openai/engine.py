@@ -169,10 +169,11 @@ class OpenAICompatibleEngine:
         self.config, self.name = config, name
         self.token_exact = config.token_ids
         self.codec: Codec | None = None
-        self._model = config.model
-        # Names on the server, by the name of a role's adapter.
-        self._adapters: dict[str, str] = {}
-        self._policy_version: int | None = None
+        # Adapters on the server, the newest last: directories, and names by the name of a role's adapter.
+        self.versions: dict[int, Path] = {}
+        self._names: dict[int, dict[str, str]] = {}
+        # Versions that stay there; more than one where rollouts run ahead of training.
+        self.kept = 1
         self._context = ModelContext(config, name)
         self._base_url = config.base_url.rstrip("/")
         self._endpoint = endpoint_of(URL(self._base_url, encoded=True).origin())
@@ -188,10 +189,10 @@ class OpenAICompatibleEngine:
             DeadlineError: `request.deadline_s` passed first; likewise.
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
-        model = self._adapters.get(adapter_of(request.role), self._model)
-        out = encode_request(request, self.config, model, ids)
-        # Read with the model's name: a later adapter is for later requests.
-        version = self._policy_version
+        # Read once: a later adapter is for later requests.
+        pinned = request.pin is not None and self.versions
+        version = request.pin.version if pinned else next(reversed(self.versions), None)
+        out = encode_request(request, self.config, self._model_for(adapter_of(request.role), version), ids)
         failures: list[str] = []
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
         error: EngineError | DeadlineError
@@ -309,7 +310,9 @@ class OpenAICompatibleEngine:
         self.codec = weights.codec
         adapter = write_adapter(weights.export, weights.directory, weights.version)
         await self.use_adapter(weights.version, adapter)
-        others = (path for path in adapter.parent.glob("version-*") if path != adapter)
+        for version in [*self.versions][: -self.kept]:
+            del self.versions[version], self._names[version]
+        others = (path for path in adapter.parent.glob("version-*") if path not in self.versions.values())
         older = sorted(others, key=lambda path: (path.stat().st_mtime_ns, path.name))
         for path in older:
             await self.drop_adapter(path)
@@ -320,12 +323,12 @@ class OpenAICompatibleEngine:
     async def use_adapter(self, version: int, path: Path) -> None:
         """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`.
 
-        Where `path` has an adapter for each role, requests of a role get theirs.
+        Where `path` has an adapter for each role, requests of a role get theirs. Requests that name a version get it.
         """
         found = adapters_in(path) or {"default": path}
         names = {name: await change_adapter("load", own, self.config, self._post) for name, own in found.items()}
-        self._adapters, self._policy_version = names, version
-        self._model = names.get("default", self.config.model)
+        self.versions.pop(version, None)
+        self.versions[version], self._names[version] = path, names
 
     async def drop_adapter(self, path: Path) -> None:
         """Unload the adapter at `path` from the server, if it is loaded."""
@@ -335,6 +338,15 @@ class OpenAICompatibleEngine:
     async def close(self) -> None:
         """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
         await self._endpoint.leave(self)
+
+    @property
+    def _model(self) -> str:
+        """The name of the newest weights on the server."""
+        return self._model_for("default", next(reversed(self.versions), None))
+
+    def _model_for(self, adapter: str, version: int | None) -> str:
+        names = {} if version is None else self._names[version]
+        return names.get(adapter) or names.get("default", self.config.model)
 
     # -- attempts --------------------------------------------------------------------------------------------------
 

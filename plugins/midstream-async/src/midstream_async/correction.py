@@ -1,0 +1,104 @@
+"""Corrections of rows that older weights sampled, and how far those are from the newest.
+
+    w = exp(log pi_now(token) - log pi_sampled(token)),   pi_now: the learner's weights before the update
+
+A weight multiplies the advantage of its token: the clipped loss is linear in it, and its clip does not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from midstream.training.protocols import Learner, Row
+from midstream.training.rows import RowBatch
+from midstream_async.settings import PipelineConfig
+
+_PROBE = 8
+_MOST = 20.0  # of log w
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """Sums over the sampled tokens of a mini-batch."""
+
+    tokens: int = 0
+    masked: int = 0
+    weights: float = 0.0  # of w before any bound
+    squares: float = 0.0
+    kl: float = 0.0  # of the estimate w - 1 - log w of KL(pi_sampled || pi_now), in nats
+
+    @classmethod
+    def total(cls, parts: Sequence[Correction]) -> Correction:
+        """The sums over several mini-batches."""
+        return cls(**{name: sum(getattr(part, name) for part in parts) for name in cls.__slots__})
+
+    def metrics(self) -> dict[str, float]:
+        """Fields of `StepMetrics`: the effective share of the sample, KL and masked share. Nothing without tokens."""
+        if not self.tokens:
+            return {}
+        return {
+            "sample_share": self.weights**2 / (self.tokens * self.squares) if self.squares else 0.0,
+            "sampler_kl": self.kl / self.tokens,
+            "masked_share": self.masked / self.tokens,
+        }
+
+
+def corrected(
+    batches: Sequence[RowBatch], learner: Learner, config: PipelineConfig
+) -> tuple[Sequence[RowBatch], Correction]:
+    """The mini-batches with their corrections, and what there was to correct.
+
+    Where nothing is corrected, every eighth row is measured.
+    """
+    if not config.decoupled and config.mask == "none":
+        probe = [row for batch in batches for row in batch.rows][::_PROBE]
+        return batches, Correction.total([_measured(*pair) for pair in _with_logprobs(probe, learner)])
+    results: list[RowBatch] = []
+    found: list[Correction] = []
+    for batch in batches:
+        rows = []
+        for row, now in _with_logprobs(batch.rows, learner):
+            sampled, weights = _ratios(row, now)
+            kept = factors(weights, sampled, config)
+            advantages = np.array(row.advantages or (row.advantage,) * len(now))
+            changes = {"advantages": tuple((advantages * kept).tolist())}
+            rows.append(replace(row, **changes, **({"old_logprobs": tuple(now)} if config.decoupled else {})))
+            found.append(replace(_measured(row, now), masked=int((kept[sampled] == 0).sum())))
+        results.append(replace(batch, rows=tuple(rows)))
+    return results, Correction.total(found)
+
+
+def factors(weights: np.ndarray, sampled: np.ndarray, config: PipelineConfig) -> np.ndarray:
+    """What multiplies the advantage of each token of a row [_N]: `weights` [_N] are w, `sampled` [_N] the policy's."""
+    found = np.minimum(weights, config.bound) if config.decoupled else np.ones(len(weights))
+    if config.mask == "tokens":
+        found = found * ((weights <= config.bound) & (weights >= 1 / config.bound))
+    elif config.mask == "sequences" and sampled.any():
+        mean = abs(float(np.log(weights[sampled]).mean()))
+        found = found * float(mean <= math.log(config.bound))
+    return found
+
+
+def _with_logprobs(rows: Sequence[Row], learner: Learner) -> zip[tuple[Row, tuple[float, ...]]]:
+    return zip(rows, learner.logprobs(rows), strict=True)
+
+
+def _ratios(row: Row, now: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Of a row's tokens [_N]: whether the policy sampled them, and w, 1 for the others."""
+    sampled = np.array(row.sampled or (True,) * len(now))
+    return sampled, np.exp(np.where(sampled, np.minimum(np.array(now) - np.array(row.old_logprobs), _MOST), 0.0))
+
+
+def _measured(row: Row, now: Sequence[float]) -> Correction:
+    sampled, weights = _ratios(row, now)
+    own = weights[sampled]
+    return Correction(
+        tokens=len(own),
+        weights=float(own.sum()),
+        squares=float((own**2).sum()),
+        kl=float((own - 1 - np.log(own)).sum()),
+    )

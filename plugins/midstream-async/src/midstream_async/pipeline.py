@@ -1,0 +1,200 @@
+"""Flow-GRPO whose rollouts run ahead of its updates.
+
+    step k:  publish version k-1 -> begin batch k+S with it -> wait for batch k -> update, in a thread -> version k
+
+    S = 1    rollouts    1 2 | 3     | 4     |          batch 3 is sampled by version 1 while step 2 trains on batch 2,
+             updates         | 1     | 2     | 3        which version 0 sampled
+
+Which tasks a batch has depends on what is known after step k - S - 1, when it begins, and on nothing that runs beside
+it. A checkpoint holds what was known then, and the versions that sample; a resumed run begins the same batches again
+and keeps of them what had ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from midstream.core.engine import PIN, Pin
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Trajectory
+from midstream.rollout import rollout
+from midstream.runs import Journal, results
+from midstream.runs.budget import ended_by_budget
+from midstream.training.flow_grpo import FlowGRPO, Sampled, StepOutcome
+from midstream.training.protocols import LossStats
+from midstream.training.rows import RowBatch
+from midstream_async.correction import Correction, corrected
+from midstream_async.settings import PipelineConfig
+from midstream_async.versions import Versions
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Batch:
+    """The rollouts of a step: the algorithm as it was when they began, and when the runs ended."""
+
+    began: FlowGRPO
+    known: dict[str, Any]
+    task: asyncio.Task[Sampled]
+    ended_s: list[float]
+
+
+@dataclass(kw_only=True)
+class Pipeline(FlowGRPO):
+    """The algorithm. `directory` is that of what has ended of open batches."""
+
+    ahead: PipelineConfig
+    versions: Versions
+    directory: Path
+    _open: dict[int, _Batch] = field(default_factory=dict, init=False)
+    # Of batches that were open when rollouts were last cut off: what was known when they began.
+    _known: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    _done: int = field(default=0, init=False)
+
+    async def step(self, step: int) -> StepOutcome:
+        """Train on batch `step`, and begin batch `step + staleness`. What is random derives from (seed, step)."""
+        started = time.monotonic()
+        self.learner.before_step(derive_seed(self.seed, "redraw", step))
+        await self.versions.restore()
+        await self.publish(step - 1)
+        await self.versions.publish(step - 1)
+        try:
+            for place in range(step, min(step + self.ahead.staleness, self.config.steps) + 1):
+                if place not in self._open:
+                    self._begin(place)
+            batch = self._open[step]
+            sampled = await batch.task
+        except BaseException:
+            await self._cancel()
+            raise
+        waited_s = time.monotonic() - started
+        self._gap_checked |= self._version(step) != step - 1
+
+        def update() -> tuple[Correction, tuple[list[LossStats], list[float]]]:
+            # Without staleness there is nothing to correct.
+            found: tuple[Sequence[RowBatch], Correction] = (sampled.batches, Correction())
+            if self.ahead.staleness:
+                found = corrected(sampled.batches, self.learner, self.ahead)
+            return found[1], self.update(found[0], step)
+
+        try:
+            correction, (stats, norms) = await _in_thread(update)
+        except BaseException:
+            await self._cancel()
+            raise
+        del self._open[step]
+        self._done = step
+        self.count(sampled.groups)
+        self.stage, self.progress = batch.began.stage, batch.began.progress
+        outcome = self.outcome(step, sampled, stats, norms, rollout_s=waited_s)
+        changes = {"policy_version": self._version(step)} | correction.metrics()
+        return StepOutcome(
+            metrics=outcome.metrics.model_copy(update=changes),
+            trajectories=outcome.trajectories,
+            rollout_s=waited_s,
+        )
+
+    def _version(self, step: int) -> int:
+        """The version that samples the batch of a step."""
+        return max(0, step - 1 - self.ahead.staleness)
+
+    def _begin(self, step: int) -> None:
+        """Begin the rollouts of a step."""
+        began = copy.copy(self)
+        if (known := self._known.pop(step, None)) is not None:
+            began.load_state_dict(known)
+        began.success = dict(began.success)
+        known = {"success": dict(began.success), "stage": began.stage}
+        ended_s: list[float] = []
+        self.directory.mkdir(parents=True, exist_ok=True)
+        journal = Journal(self._path(step))
+        kept = {result.place: result.trajectory for result in results.read(journal.path)}
+        if kept and self.config.branching is None:
+            began.rollout = partial(rollout, kept=kept)
+
+        def on_done(ended: Sequence[Trajectory]) -> None:
+            ended_s.append(time.monotonic())
+            results.append(journal, f"step-{step}", [each for each in ended if not ended_by_budget(each)])
+            if self.on_done is not None:
+                self.on_done(ended)
+
+        began.on_done = on_done
+
+        async def sample() -> Sampled:
+            PIN.set(Pin(step=step, version=self._version(step)))
+            with journal:
+                return await FlowGRPO.sample(began, step)
+
+        task = asyncio.create_task(sample())
+        self._open[step] = _Batch(began=began, known=known, task=task, ended_s=ended_s)
+
+    async def _cancel(self) -> None:
+        """End the rollouts under way; what has ended of them is kept."""
+        tasks = [batch.task for batch in self._open.values()]
+        self._known |= {step: batch.known for step, batch in self._open.items()}
+        self._open.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"batch-{step:06}.jsonl"
+
+    def save(self, directory: Path) -> None:
+        """Write also what the open batches began with; what is kept of batches before them is removed."""
+        super().save(directory)
+        done, opened = self._done, {step: batch.known for step, batch in self._open.items()}
+        known = {step: known for step, known in (self._known | opened).items() if step <= done + self.ahead.staleness}
+        (directory / "ahead.json").write_text(json.dumps({"done": done, "open": known}), encoding="utf-8")
+        self.versions.save(directory, sorted({self._version(step) for step in known}))
+        for path in self.directory.glob("batch-*.jsonl"):
+            if _step_of(path) <= done:
+                path.unlink()
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote; batches begin again with the next step."""
+        super().load(directory)
+        state = json.loads((directory / "ahead.json").read_text(encoding="utf-8"))
+        self._done, self._known = state["done"], {int(step): value for step, value in state["open"].items()}
+        for path in self.directory.glob("batch-*.jsonl"):
+            # Begun after this checkpoint: with weights that may differ.
+            if _step_of(path) > self._done + self.ahead.staleness:
+                path.unlink()
+        self.versions.load(directory)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """The result of work in a thread. If the caller is cancelled meanwhile, it is so once the work is done."""
+    threads = torch.get_num_threads()
+
+    def with_threads() -> T:
+        # PyTorch's number of threads is that of each thread.
+        torch.set_num_threads(threads)
+        return work()
+
+    future, cancelled = asyncio.ensure_future(asyncio.to_thread(with_threads)), False
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            cancelled = True
+        except Exception:
+            break
+    if cancelled and (task := asyncio.current_task()) is not None:
+        task.cancel()
+    return future.result()
