@@ -129,20 +129,24 @@ class FlowGRPO:
 
         Raises `TrainingError` if no group has two finished trajectories, `BudgetError` at a limit.
         """
-        while self.stage + 1 < len(self.config.stages):
-            if min(self.success[family] for family in self.config.stages[self.stage]) < STAGE_SUCCESS:
-                break
-            self.stage += 1
+        self.begin(step)
         success = dict(self.success)
-        mean = fmean(success[family] for family in self._begun) if success else 0.0
-        self.progress = RunProgress(step=step, steps=self.config.steps, success=mean)
         try:
             groups = await self._rollout(step)
         except (BudgetError, asyncio.CancelledError):
             self.success = success  # the step was not made
             raise
         kept = self._select_groups(groups)
-        return Sampled(groups=groups, kept=kept, batches=self._batches(kept, step))
+        return Sampled(groups=groups, kept=kept, batches=self.rows_of(kept, step))
+
+    def begin(self, step: int) -> None:
+        """Let the stage and what tools know of the progress of training follow the success so far."""
+        while self.stage + 1 < len(self.config.stages):
+            if min(self.success[family] for family in self.config.stages[self.stage]) < STAGE_SUCCESS:
+                break
+            self.stage += 1
+        mean = fmean(self.success[family] for family in self._begun) if self.success else 0.0
+        self.progress = RunProgress(step=step, steps=self.config.steps, success=mean)
 
     def outcome(
         self, step: int, sampled: Sampled, stats: Sequence[LossStats], norms: Sequence[float], *, rollout_s: float
@@ -185,12 +189,12 @@ class FlowGRPO:
         many times; the step then trains on what it has (arXiv 2503.14476, eq. 11, repeats this without a limit).
         """
         config = self.config
-        groups = await self._round([], config.tasks_per_step, step)
+        groups = await self.roll_out([], config.tasks_per_step, step)
         for extra in range(1, config.resample_uniform + 1):
             missing = config.tasks_per_step - len(self._select_groups(groups))
             if not missing:
                 break
-            groups += await self._round(groups, missing, step, extra)
+            groups += await self.roll_out(groups, missing, step, extra)
         return groups
 
     def _select_groups(self, groups: Sequence[Group]) -> list[Group]:
@@ -209,7 +213,7 @@ class FlowGRPO:
                 kept.append(group)
         return kept
 
-    async def _round(self, earlier: Sequence[Group], count: int, *rounds: int) -> list[Group]:
+    async def roll_out(self, earlier: Sequence[Group], count: int, *rounds: int) -> list[Group]:
         """Roll out `count` tasks that are new to `earlier`; `rounds` are the step and, after its first, the round."""
         weights = None
         if self.config.family_sampling == "failure":
@@ -252,7 +256,7 @@ class FlowGRPO:
             tasks += self.source.sample("train", share, derive_seed(seed, family), weights) if share else []
         return tasks
 
-    def _batches(self, groups: list[Group], step: int) -> list[RowBatch]:
+    def rows_of(self, groups: list[Group], step: int) -> list[RowBatch]:
         """The rows of each mini-batch of whole groups."""
         if not groups:
             # All rewards were equal in every group, and in those drawn in their place.

@@ -15,7 +15,7 @@ import numpy as np
 
 from midstream.training.protocols import Learner, Row
 from midstream.training.rows import RowBatch
-from midstream_async.settings import PipelineConfig
+from midstream_async.settings import AheadConfig
 
 _PROBE = 8
 _MOST = 20.0  # of log w
@@ -48,7 +48,7 @@ class Correction:
 
 
 def corrected(
-    batches: Sequence[RowBatch], learner: Learner, config: PipelineConfig
+    batches: Sequence[RowBatch], learner: Learner, config: AheadConfig
 ) -> tuple[Sequence[RowBatch], Correction]:
     """The mini-batches with their corrections, and what there was to correct.
 
@@ -72,7 +72,7 @@ def corrected(
     return results, Correction.total(found)
 
 
-def factors(weights: np.ndarray, sampled: np.ndarray, config: PipelineConfig) -> np.ndarray:
+def factors(weights: np.ndarray, sampled: np.ndarray, config: AheadConfig) -> np.ndarray:
     """What multiplies the advantage of each token of a row [_N]: `weights` [_N] are w, `sampled` [_N] the policy's."""
     found = np.minimum(weights, config.bound) if config.decoupled else np.ones(len(weights))
     if config.mask == "tokens":

@@ -15,95 +15,54 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from midstream.core.engine import PIN, Pin
-from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import rollout
 from midstream.runs import Journal, results
 from midstream.runs.budget import ended_by_budget
-from midstream.training.flow_grpo import FlowGRPO, Sampled, StepOutcome
-from midstream.training.protocols import LossStats
-from midstream.training.rows import RowBatch
-from midstream_async.correction import Correction, corrected
-from midstream_async.settings import PipelineConfig
-from midstream_async.versions import Versions
-
-T = TypeVar("T")
+from midstream.training.flow_grpo import FlowGRPO, Sampled
+from midstream_async.ahead import RunsAhead
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Batch:
-    """The rollouts of a step: the algorithm as it was when they began, and when the runs ended."""
+    """The rollouts of a step, and the algorithm as it was when they began."""
 
     began: FlowGRPO
     known: dict[str, Any]
     task: asyncio.Task[Sampled]
-    ended_s: list[float]
 
 
 @dataclass(kw_only=True)
-class Pipeline(FlowGRPO):
+class Pipeline(RunsAhead):
     """The algorithm. `directory` is that of what has ended of open batches."""
 
-    ahead: PipelineConfig
-    versions: Versions
     directory: Path
     _open: dict[int, _Batch] = field(default_factory=dict, init=False)
     # Of batches that were open when rollouts were last cut off: what was known when they began.
     _known: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
     _done: int = field(default=0, init=False)
 
-    async def step(self, step: int) -> StepOutcome:
-        """Train on batch `step`, and begin batch `step + staleness`. What is random derives from (seed, step)."""
-        started = time.monotonic()
-        self.learner.before_step(derive_seed(self.seed, "redraw", step))
-        await self.versions.restore()
-        await self.publish(step - 1)
-        await self.versions.publish(step - 1)
-        try:
-            for place in range(step, min(step + self.ahead.staleness, self.config.steps) + 1):
-                if place not in self._open:
-                    self._begin(place)
-            batch = self._open[step]
-            sampled = await batch.task
-        except BaseException:
-            await self._cancel()
-            raise
-        waited_s = time.monotonic() - started
-        self._gap_checked |= self._version(step) != step - 1
+    async def batch(self, step: int) -> tuple[Sampled, int]:
+        """Wait for the batch of a step, and have those of the next `staleness` steps run."""
+        for place in range(step, min(step + self.ahead.staleness, self.config.steps) + 1):
+            if place not in self._open:
+                self._begin(place)
+        batch = self._open[step]
+        sampled = await batch.task
+        self.stage, self.progress = batch.began.stage, batch.began.progress
+        return sampled, self._version(step)
 
-        def update() -> tuple[Correction, tuple[list[LossStats], list[float]]]:
-            # Without staleness there is nothing to correct.
-            found: tuple[Sequence[RowBatch], Correction] = (sampled.batches, Correction())
-            if self.ahead.staleness:
-                found = corrected(sampled.batches, self.learner, self.ahead)
-            return found[1], self.update(found[0], step)
-
-        try:
-            correction, (stats, norms) = await _in_thread(update)
-        except BaseException:
-            await self._cancel()
-            raise
+    def trained(self, step: int) -> None:
+        """The batch of a step is no longer open."""
         del self._open[step]
         self._done = step
-        self.count(sampled.groups)
-        self.stage, self.progress = batch.began.stage, batch.began.progress
-        outcome = self.outcome(step, sampled, stats, norms, rollout_s=waited_s)
-        changes = {"policy_version": self._version(step)} | correction.metrics()
-        return StepOutcome(
-            metrics=outcome.metrics.model_copy(update=changes),
-            trajectories=outcome.trajectories,
-            rollout_s=waited_s,
-        )
 
     def _version(self, step: int) -> int:
         """The version that samples the batch of a step."""
@@ -116,7 +75,6 @@ class Pipeline(FlowGRPO):
             began.load_state_dict(known)
         began.success = dict(began.success)
         known = {"success": dict(began.success), "stage": began.stage}
-        ended_s: list[float] = []
         self.directory.mkdir(parents=True, exist_ok=True)
         journal = Journal(self._path(step))
         kept = {result.place: result.trajectory for result in results.read(journal.path)}
@@ -124,7 +82,6 @@ class Pipeline(FlowGRPO):
             began.rollout = partial(rollout, kept=kept)
 
         def on_done(ended: Sequence[Trajectory]) -> None:
-            ended_s.append(time.monotonic())
             results.append(journal, f"step-{step}", [each for each in ended if not ended_by_budget(each)])
             if self.on_done is not None:
                 self.on_done(ended)
@@ -137,9 +94,9 @@ class Pipeline(FlowGRPO):
                 return await FlowGRPO.sample(began, step)
 
         task = asyncio.create_task(sample())
-        self._open[step] = _Batch(began=began, known=known, task=task, ended_s=ended_s)
+        self._open[step] = _Batch(began=began, known=known, task=task)
 
-    async def _cancel(self) -> None:
+    async def cancel(self) -> None:
         """End the rollouts under way; what has ended of them is kept."""
         tasks = [batch.task for batch in self._open.values()]
         self._known |= {step: batch.known for step, batch in self._open.items()}
@@ -176,25 +133,3 @@ class Pipeline(FlowGRPO):
 
 def _step_of(path: Path) -> int:
     return int(path.stem.partition("-")[2])
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of work in a thread. If the caller is cancelled meanwhile, it is so once the work is done."""
-    threads = torch.get_num_threads()
-
-    def with_threads() -> T:
-        # PyTorch's number of threads is that of each thread.
-        torch.set_num_threads(threads)
-        return work()
-
-    future, cancelled = asyncio.ensure_future(asyncio.to_thread(with_threads)), False
-    while not future.done():
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            cancelled = True
-        except Exception:
-            break
-    if cancelled and (task := asyncio.current_task()) is not None:
-        task.cancel()
-    return future.result()

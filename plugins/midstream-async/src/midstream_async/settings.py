@@ -15,14 +15,11 @@ from midstream.core.errors import RecipeError
 _UNCLIPPED = 9.0
 
 
-class PipelineConfig(ComponentConfig):
-    """While a step trains, the rollouts of the next `staleness` steps run; a step always trains on the same ones.
-
-    Batch k, the rollouts of step k, is sampled wholly by version max(0, k - 1 - staleness) of the weights, and steps
-    train on batches in order. So neither the share of short rollouts nor the result of a run depends on timing.
+class AheadConfig(ComponentConfig):
+    """Settings of both kinds.
 
     Attributes:
-        staleness: steps that rollouts are ahead, S. 0 waits for each step, as without this table
+        staleness: the most steps that rollouts are ahead, S. 0 waits for each step
         decoupled: clip the ratio to the weights before the update, not to those that sampled, and multiply a token's
             advantage by min(w, bound), where w is the ratio of these two (decoupled PPO, arXiv 2110.00641, with the
             truncation of arXiv 2505.24298). Costs one more forward pass, as `mask` does
@@ -52,6 +49,14 @@ class PipelineConfig(ComponentConfig):
         if why:
             raise RecipeError(f"{where} with {why}", code="setting-conflict", fix=fix)
 
+
+class PipelineConfig(AheadConfig):
+    """While a step trains, the rollouts of the next `staleness` steps run; a step always trains on the same ones.
+
+    Batch k, the rollouts of step k, is sampled wholly by version max(0, k - 1 - staleness) of the weights, and steps
+    train on batches in order. So neither the share of short rollouts nor the result of a run depends on timing.
+    """
+
     def build(self, context: Context) -> Callable[..., Any]:
         """What makes the algorithm, given the arguments of `FlowGRPO`."""
         from midstream_async.pipeline import Pipeline
@@ -59,3 +64,31 @@ class PipelineConfig(ComponentConfig):
 
         build = context.build
         return partial(Pipeline, ahead=self, versions=versions_of(build, self.staleness), directory=build.adapters)
+
+
+class StreamConfig(AheadConfig):
+    """Rollouts run all the time, and a step trains on the oldest groups that have ended; such a run does not repeat.
+
+    For a server with rollouts of very different length. No trajectory is older than `staleness` steps, and each of its
+    calls has the newest weights of its time.
+    """
+
+    staleness: int = Field(default=1, ge=1)
+
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Refuse also a model in this process, and groups that are drawn again."""
+        super().check_recipe(where, recipe)
+        why = fix = ""
+        if recipe.engines[recipe.trained_engine].config.in_process:
+            why, fix = "a model in this process", "use `pipeline`, or serve the model"
+        elif recipe.training.resample_uniform:
+            why, fix = "training.resample_uniform", "leave it out: groups follow one another anyway"
+        if why:
+            raise RecipeError(f'{where}.type = "stream" with {why}', code="setting-conflict", fix=fix)
+
+    def build(self, context: Context) -> Callable[..., Any]:
+        """What makes the algorithm, given the arguments of `FlowGRPO`."""
+        from midstream_async.stream import Stream
+        from midstream_async.versions import versions_of
+
+        return partial(Stream, ahead=self, versions=versions_of(context.build, self.staleness))

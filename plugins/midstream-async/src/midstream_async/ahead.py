@@ -1,0 +1,94 @@
+"""What rollouts that run ahead of training have in common: steps that train in a thread beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from midstream.core.seeds import derive_seed
+from midstream.training.flow_grpo import FlowGRPO, Sampled, StepOutcome
+from midstream.training.protocols import LossStats
+from midstream.training.rows import RowBatch
+from midstream_async.correction import Correction, corrected
+from midstream_async.settings import AheadConfig
+from midstream_async.versions import Versions
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class RunsAhead(FlowGRPO):
+    """The algorithm, without what says which rollouts a step trains on."""
+
+    ahead: AheadConfig
+    versions: Versions
+
+    async def batch(self, step: int) -> tuple[Sampled, int]:
+        """The rollouts to train on, and the oldest version of the weights that sampled them."""
+        raise NotImplementedError
+
+    def trained(self, step: int) -> None:
+        """The update of a step is made."""
+
+    async def cancel(self) -> None:
+        """End the rollouts under way."""
+        raise NotImplementedError
+
+    async def step(self, step: int) -> StepOutcome:
+        """Publish the newest weights, wait for a batch, train on it in a thread; rollouts go on meanwhile."""
+        started = time.monotonic()
+        self.learner.before_step(derive_seed(self.seed, "redraw", step))
+        try:
+            await self.versions.restore()
+            await self.publish(step - 1)
+            await self.versions.publish(step - 1)
+            sampled, version = await self.batch(step)
+            waited_s = time.monotonic() - started
+            self._gap_checked |= version != step - 1
+
+            def update() -> tuple[Correction, tuple[list[LossStats], list[float]]]:
+                # Without staleness there is nothing to correct.
+                found: tuple[Sequence[RowBatch], Correction] = (sampled.batches, Correction())
+                if self.ahead.staleness:
+                    found = corrected(sampled.batches, self.learner, self.ahead)
+                return found[1], self.update(found[0], step)
+
+            correction, (stats, norms) = await in_thread(update)
+        except BaseException:
+            await self.cancel()
+            raise
+        self.trained(step)
+        self.count(sampled.groups)
+        outcome = self.outcome(step, sampled, stats, norms, rollout_s=waited_s)
+        changes = {"policy_version": version} | correction.metrics()
+        return StepOutcome(
+            metrics=outcome.metrics.model_copy(update=changes),
+            trajectories=outcome.trajectories,
+            rollout_s=waited_s,
+        )
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of work in a thread. If the caller is cancelled meanwhile, it is so once the work is done."""
+    threads = torch.get_num_threads()
+
+    def with_threads() -> T:
+        # PyTorch's number of threads is that of each thread.
+        torch.set_num_threads(threads)
+        return work()
+
+    future, cancelled = asyncio.ensure_future(asyncio.to_thread(with_threads)), False
+    while not future.done():
+        try:
+            # Unlike awaiting it, this does not cancel it.
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled and (task := asyncio.current_task()) is not None:
+        task.cancel()
+    return future.result()
