@@ -1,8 +1,8 @@
 """Rollouts that run ahead of training (plugins/midstream-async): what a step takes, against the formula and S = 0.
 
-    python benchmarks/ahead.py latency    # simulated latencies: the period of a step
-    python benchmarks/ahead.py tails      # 64 rollouts with heavy-tailed latency: throughput
-    python benchmarks/ahead.py processes  # a real tiny model: rollouts and updates on two cores
+python benchmarks/ahead.py latency    # simulated latencies: the period of a step
+python benchmarks/ahead.py tails      # 64 rollouts with heavy-tailed latency: throughput
+python benchmarks/ahead.py processes  # a real tiny model: rollouts and updates on two cores
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class NoVersions:
         pass
 
 
-async def steps_of(kind: str, staleness: int, steps: int, latency: Callable[[int], float], update_s: float, **more: Any):
+async def steps_of(
+    kind: str, staleness: int, steps: int, latency: Callable[[int], float], update_s: float, **more: Any
+):
     """Seconds of each step."""
     tasks = more.get("tasks_per_step", 4)
     config = TrainingConfig(steps=steps, tasks_per_step=tasks, group_size=8, minibatches=1)
@@ -159,7 +161,15 @@ def tails(options: argparse.Namespace) -> None:
     def heavy(seed: int) -> float:
         return min(2.0, 0.05 * random.Random(seed).paretovariate(1.1))
 
-    kinds = [("none", 0), ("pipeline", 1), ("pipeline", 2), ("pipeline", 4), ("stream", 1), ("stream", 2), ("stream", 4)]
+    kinds = [
+        ("none", 0),
+        ("pipeline", 1),
+        ("pipeline", 2),
+        ("pipeline", 4),
+        ("stream", 1),
+        ("stream", 2),
+        ("stream", 4),
+    ]
     found: dict[tuple[str, int], list[float]] = {kind: [] for kind in kinds}
     for _ in range(options.repeats):
         for kind in kinds:
@@ -185,7 +195,9 @@ def processes(options: argparse.Namespace) -> None:
             found[staleness].append(sum(one["duration_s"] for one in timings[2:-1]) / len(timings[2:-1]))
             if not staleness:
                 print({key: round(fmean(one[key] for one in timings[2:-1]), 2) for key in ("rollout_s", "update_s")})
-    print(f"a step: {fmean(found[0]):.2f} s, S = 1: {fmean(found[1]):.2f} s, ratio {fmean(found[1]) / fmean(found[0]):.2f}")
+    print(
+        f"a step: {fmean(found[0]):.2f} s, S = 1: {fmean(found[1]):.2f} s, ratio {fmean(found[1]) / fmean(found[0]):.2f}"
+    )
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -59,11 +59,15 @@ class RolloutConfig(Settings):
         deadline_s: seconds of one attempt's turns; then the agent has `agent.answer_s` to answer (`time_limit`), and
             only a run without a last reply is an error
         max_attempts: attempts at a trajectory whose engine, tool or sandbox failed, or at its score if the judge failed
+        batching: of an engine in process: `lockstep` samples once all trajectories of a wave wait, and repeats bit by
+            bit; with `continuous` a request joins the running batch, which stays full where trajectories differ in
+            length, and samples are equal from run to run but for rounding
     """
 
     concurrency: int = Field(default=64, ge=1)
     deadline_s: float | None = Field(default=None, gt=0)
     max_attempts: int = Field(default=2, ge=1)
+    batching: Literal["lockstep", "continuous"] = "lockstep"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.metrics import StepMetrics, StreamMetrics, Tally, ToolUse, malformed_example
+from midstream.core.metrics import StepMetrics, StreamMetrics, Tally, ToolUse, malformed_example, waits_of
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn
 from support.turns import called, malformed
 
@@ -131,3 +131,15 @@ def test_a_malformed_reply_is_quoted():
     assert "b#0, turn 1: unreadable: '??'" in example
     assert example.endswith("midstream show 'my runs/a' b#0")
     assert malformed_example(runs[:1], Path("a")) == ""
+
+
+def test_waits_are_those_for_the_slowest_rollouts():
+    def ended(*spans: tuple[float, float]) -> Trajectory:
+        calls = [Call(role="planner", engine="e", started_at=start, duration_s=end - start) for start, end in spans]
+        turns = tuple(Turn(index=place, calls=(call,)) for place, call in enumerate(calls))
+        return Trajectory(id="t", task_id="t", question="q", turns=turns)
+
+    found = waits_of([ended((1, 2), (3, 5)), ended((1, 3)), ended((1, 3)), ended((2, 11))])
+    assert found["tail_s"] == pytest.approx(6)
+    assert found["busy"] == pytest.approx((4 + 2 + 2 + 9) / (4 * 10))
+    assert waits_of([ended()]) == waits_of([]) == {}

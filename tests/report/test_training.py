@@ -34,7 +34,7 @@ def line_of(value, title, place=0):
 
 def test_the_page_has_the_numbers_of_the_run():
     whole = page()
-    assert keys(whole) == ["summary", "results", "evaluations", "curves", "tools", "update", "counts"]
+    assert keys(whole) == ["summary", "results", "evaluations", "curves", "tools", "update", "waits", "counts"]
     (tiles,) = found(whole, "tiles")
     greedy = next(tile for tile in tiles["tiles"] if tile["name"] == "Success, greedy")
     assert (greedy["before"], greedy["value"]) == ("32.6%", "70.6%")
@@ -52,11 +52,25 @@ def test_the_page_has_the_numbers_of_the_run():
 
 def test_every_chart_says_in_words_what_it_shows():
     charts = found(page(), "chart")
-    assert len(charts) == 11
+    assert len(charts) == 12
     assert all(chart["summary"] for chart in charts)
     (held_out,) = found(page(), "chart", "Held-out success")
     assert held_out["summary"] == "greedy: 32.6% at step 0, 70.6% at step 300"
     assert held_out["lines"][0]["points"][0] == [0, pytest.approx(0.326, abs=1e-3)]
+
+
+def test_what_waits_is_shown_where_it_was_measured():
+    ahead = [
+        step.model_copy(update={"policy_version": max(0, step.step - 3), "sampler_kl": 1e-3}) for step in metrics(6)
+    ]
+    times = [time.model_copy(update={"tail_s": 2.0, "busy": 0.25}) for time in timings(6)]
+    whole = page(ahead, times=times)
+    assert line_of(whole, "Staleness")[-1] == [6, 2.0]
+    assert line_of(whole, "Slowest quarter")[-1] == [6, 2.0]
+    assert line_of(whole, "Rollouts under way")[-1] == [6, 0.25]
+    assert line_of(whole, "KL to the sampler")[-1] == [6, 1e-3]
+    names = [chart["name"] for chart in found(page(), "chart")]
+    assert not {"Staleness", "Slowest quarter", "KL to the sampler"} & {*names}
 
 
 def test_bands_of_tools_add_up_and_malformed_has_its_color():

@@ -50,7 +50,7 @@ def metrics(steps: int = 300, seed: int = 1) -> list[StepMetrics]:
         made.append(
             StepMetrics(
                 step=step,
-                policy_version=step,
+                policy_version=step - 1,
                 reward_mean=min(1.0, max(0.0, grown(share, 0.27, 0.72) + draw.gauss(0, 0.06))),
                 trajectories=64,
                 trajectories_error=2 if step % 97 == 0 else 0,

@@ -315,13 +315,30 @@ class StepMetrics(Frozen):
         return self.total_tokens / self.unique_tokens if self.unique_tokens else None
 
 
+def waits_of(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`tail_s` and `busy` of a step's trajectories; {} if no reply has a time."""
+    spans = []
+    for each in trajectories:
+        if calls := [call for call in each.calls if call.started_at]:
+            ends = (call.started_at + call.duration_s for call in calls)
+            spans.append((min(call.started_at for call in calls), max(ends)))
+    if not spans:
+        return {}
+    ends = sorted(end for _, end in spans)
+    whole = ends[-1] - min(start for start, _ in spans)
+    busy = sum(end - start for start, end in spans) / (len(spans) * whole) if whole else 1.0
+    return {"tail_s": ends[-1] - ends[(3 * len(ends) + 3) // 4 - 1], "busy": busy}
+
+
 class StepTiming(Frozen):
     """Wall-clock times of a step in seconds, kept apart so that metrics are repeatable."""
 
     step: int
     duration_s: float
-    rollout_s: float = 0.0
+    rollout_s: float = 0.0  # that the update waited for rollouts
     update_s: float = 0.0
+    tail_s: float = 0.0  # from when three quarters of the rollouts had their last reply until the last one had
+    busy: float = 0.0  # mean share of the rollouts that were under way, from the first request to the last reply
     cpu_s: float = 0.0
     tokens_per_s: float = 0.0
 

@@ -173,13 +173,15 @@ class Recipe(Settings):
     def continuous(self) -> bool:
         """Whether engines in this process answer each request as it comes.
 
-        They do for another program, for several chains, and where a reflector asks one of them, too.
+        They do for another program, for several chains, where a reflector asks one of them, too, and if the recipe
+        says so.
         """
         roles = [self.lessons.role(name).engine for name in ROLES] if self.lessons is not None else []
         asked = [self.engines[name].config for name in roles if name in self.engines]
         reflects = any(isinstance(config, EngineConfig) and config.in_process and not config.tiny for config in asked)
         served = self.of_another_program and self.serve.batching == "continuous"
-        return self.evaluation.strategy is not None or reflects or served
+        chosen = self.rollout.batching == "continuous"
+        return self.evaluation.strategy is not None or reflects or served or chosen
 
     @property
     def tool_servers(self) -> list[str]:

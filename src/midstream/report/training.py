@@ -47,7 +47,8 @@ def training_page(
         ("evaluations", "All evaluations", all_evaluations(evaluations)),
         ("curves", "Training curves", [progress(metrics, evaluations), parts(metrics)]),
         ("tools", "Use of tools", [tools(metrics), schedules(metrics), *streams(metrics)]),
-        ("update", "The policy update", [update(metrics, timings), *warnings]),
+        ("update", "The policy update", [update(metrics), *warnings]),
+        ("waits", "What waits", [waits(metrics, timings)]),
         ("counts", "What was counted and left out", [counts(metrics)]),
     ]
 
@@ -221,8 +222,28 @@ def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
     return charts(*shown)
 
 
-def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
-    """KL, clip fraction, gradient norm, shared tokens and seconds a step, small."""
+def waits(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
+    """Seconds a step, what of them is spent on rollouts and on the slowest ones, and how far rollouts run ahead."""
+    by_step = [(timing.step, timing) for timing in timings]
+    staleness = [(step.step, float(step.step - 1 - step.policy_version)) for step in metrics]
+    measured = any(timing.busy for timing in timings)
+    return charts(
+        _curve("Seconds a step", "wall clock", by_step, "duration_s", 8),
+        _curve("Wait for rollouts", "seconds before the update", by_step, "rollout_s", 1),
+        *(
+            [
+                _curve("Slowest quarter", "seconds after three quarters had ended", by_step, "tail_s", 5),
+                _curve("Rollouts under way", "mean share of a step's", by_step, "busy", 2, as_percent=True),
+            ]
+            if measured
+            else ()
+        ),
+        *([curve("Staleness", "versions", staleness, 7)] if any(value for _, value in staleness) else ()),
+    )
+
+
+def update(metrics: Sequence[StepMetrics]) -> Block | None:
+    """KL, clip fraction, gradient norm and shared tokens, small; and how far rollouts were from the learner."""
     by_step = [(step.step, step) for step in metrics]
     return charts(
         _curve("KL to the reference", "k3, per token", by_step, "kl", 4),
@@ -235,7 +256,14 @@ def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Blo
         _curve("Clipped tokens", "share of tokens", by_step, "clip_fraction", 2, as_percent=True),
         _curve("Gradient norm", "before clipping", by_step, "grad_norm", 5),
         _curve("Tokens for each unique one", "how much the rows of an update share", by_step, "sharing", 3),
-        _curve("Seconds a step", "wall clock", [(timing.step, timing) for timing in timings], "duration_s", 8),
+        *(
+            [
+                _curve("Effective sample", "share of the stale rows", by_step, "sample_share", 4, as_percent=True),
+                _curve("KL to the sampler", "nats per token", by_step, "sampler_kl", 6),
+            ]
+            if any(step.sampler_kl is not None for step in metrics)
+            else ()
+        ),
     )
 
 

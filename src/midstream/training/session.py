@@ -23,7 +23,7 @@ from typing import Any
 from midstream.components.component import Component
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import Listener, Phase, RunStarted, StepFinished, TrajectoriesFinished
-from midstream.core.metrics import StepTiming, malformed_example
+from midstream.core.metrics import StepTiming, malformed_example, waits_of
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.engines.adapters import adapters_in
@@ -189,6 +189,7 @@ class TrainingSession(Session):
             rollout_s=outcome.rollout_s,
             update_s=seconds - outcome.rollout_s,
             cpu_s=time.process_time() - cpu,
+            **waits_of(outcome.trajectories),
             tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
         )
         if (why := metrics.no_contrast) and (step == 1 or metrics.tool_use.unreadable):

@@ -3,9 +3,9 @@
     groups in flight: tasks_per_step * (S + 1)
     step k: publish version k-1 -> fill up -> take tasks_per_step groups, the oldest that have ended -> update
 
-Where others would become too old, an old group is waited for: no trajectory is older than S versions. Requests get the newest weights
-when they are made: a trajectory may have calls of several versions, each with its own log-probabilities. Which groups a
-step takes depends on timing, so a run does not repeat.
+Where others would become too old, an old group is waited for: no trajectory is older than S versions. Requests get the
+newest weights when they are made: a trajectory may have calls of several versions, each with its own log-probabilities.
+Which groups a step takes depends on timing, so a run does not repeat.
 """
 
 from __future__ import annotations
