@@ -110,7 +110,7 @@ class NoVersions:
 
 async def steps_of(
     kind: str, staleness: int, steps: int, latency: Callable[[int], float], update_s: float, **more: Any
-):
+) -> list[float]:
     """Seconds of each step."""
     tasks = more.get("tasks_per_step", 4)
     config = TrainingConfig(steps=steps, tasks_per_step=tasks, group_size=8, minibatches=1)
@@ -142,7 +142,7 @@ async def steps_of(
 
 
 def latency(options: argparse.Namespace) -> None:
-    """The period against max(t_u, (t_r + t_u) / (1 + S)); the first and last S + 1 steps fill and empty the pipeline."""
+    """The period against max(t_u, (t_r + t_u) / (1 + S)), without the steps that fill and empty the pipeline."""
     print("rollouts, update (s)    S    period    formula    ratio")
     for rollout_s, update_s in COMBINATIONS:
         for staleness in (0, 1, 2, 4):
@@ -196,7 +196,8 @@ def processes(options: argparse.Namespace) -> None:
             if not staleness:
                 print({key: round(fmean(one[key] for one in timings[2:-1]), 2) for key in ("rollout_s", "update_s")})
     print(
-        f"a step: {fmean(found[0]):.2f} s, S = 1: {fmean(found[1]):.2f} s, ratio {fmean(found[1]) / fmean(found[0]):.2f}"
+        f"a step: {fmean(found[0]):.2f} s, S = 1: {fmean(found[1]):.2f} s, "
+        f"ratio {fmean(found[1]) / fmean(found[0]):.2f}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def row(old, sampled=(), advantage=2.0):
     )  # fmt: skip
 
 
-def learner(*now):
+def learner(*now) -> Any:
     return SimpleNamespace(logprobs=lambda rows: list(now))
 
 

@@ -246,8 +246,9 @@ class TransformersLocal(Engine):
 
     def _take(self, pin: Pin, batch: Sequence[_Waiting], done: asyncio.Future[list[Sampled]]) -> None:
         """What the sampler gave, or the error that it raised."""
-        if done.cancelled() or (failure := done.exception()) is not None:
-            self._fail(batch, asyncio.CancelledError() if done.cancelled() else failure)
+        failure = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if failure is not None:
+            self._fail(batch, failure)
         else:
             self._fulfill(batch, done.result(), pin.version)
 

@@ -190,8 +190,10 @@ class OpenAICompatibleEngine:
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
         # Read once: a later adapter is for later requests.
-        pinned = request.pin is not None and self.versions
-        version = request.pin.version if pinned else next(reversed(self.versions), None)
+        version = next(reversed(self.versions), None)
+        # A pin is of the engine whose weights are trained.
+        if version is not None and request.pin is not None:
+            version = request.pin.version
         out = encode_request(request, self.config, self._model_for(adapter_of(request.role), version), ids)
         failures: list[str] = []
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
