@@ -107,6 +107,12 @@ class NoVersions:
     async def publish(self, version: int) -> None:
         pass
 
+    def save(self, directory: Path, versions: Sequence[int]) -> None:
+        pass
+
+    def load(self, directory: Path) -> None:
+        pass
+
 
 async def steps_of(
     kind: str, staleness: int, steps: int, latency: Callable[[int], float], update_s: float, **more: Any

@@ -94,15 +94,22 @@ def test_each_batch_is_sampled_by_the_version_of_its_place(whole):
     assert all(one.grad_norm > 0 for one in metrics)
 
 
+@pytest.mark.slow
 def test_a_repeated_run_has_the_same_bits(whole, words, tmp_path):
     assert train(tmp_path / "run", words, *ahead(2)) == 0
     assert differing(whole[1], found(tmp_path / "run")) == []
 
 
-def test_without_staleness_a_run_has_the_bits_of_one_without_the_table(words, tmp_path):
+@pytest.fixture(scope="module")
+def without_staleness(words, tmp_path_factory):
+    root = tmp_path_factory.mktemp("zero") / "run"
+    assert train(root, words, *ahead(0)) == 0
+    return found(root)
+
+
+def test_without_staleness_a_run_has_the_bits_of_one_without_the_table(without_staleness, words, tmp_path):
     assert train(tmp_path / "plain", words) == 0
-    assert train(tmp_path / "run", words, *ahead(0)) == 0
-    assert differing(found(tmp_path / "plain"), found(tmp_path / "run")) == []
+    assert differing(found(tmp_path / "plain"), without_staleness) == []
 
 
 def killed_at(count, root, words):
@@ -131,15 +138,28 @@ def place(written, name, number):
     return [at for at, path in enumerate(written, start=1) if path.startswith(name)][number - 1]
 
 
+@pytest.fixture(scope="module")
+def resumed(whole, words, tmp_path_factory):
+    """A run that was killed while the rollouts of three steps were under way, and resumed."""
+    root = tmp_path_factory.mktemp("killed") / "run"
+    assert killed_at(place(whole[2], "adapters/batch-000003", 1), root, words)
+    begin_or_resume(root, words)
+    return found(root)
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been(whole, resumed):
+    assert differing(whole[1], resumed) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [
-        ("adapters/batch-000003", 1),
-        pytest.param(("adapters/batch-000001", 1), marks=pytest.mark.slow),
-        pytest.param(("adapters/batch-000006", 1), marks=pytest.mark.slow),
-        pytest.param(("metrics.jsonl", 3), marks=pytest.mark.slow),
-        pytest.param(("adapters/weights-000003", 1), marks=pytest.mark.slow),
-        pytest.param(("timings.jsonl", 5), marks=pytest.mark.slow),
+        ("adapters/batch-000001", 1),
+        ("adapters/batch-000006", 1),
+        ("metrics.jsonl", 3),
+        ("adapters/weights-000003", 1),
+        ("timings.jsonl", 5),
     ],
     ids=lambda moment: f"{moment[0]} {moment[1]}",
 )
@@ -164,6 +184,7 @@ def test_killed_with_kill_9_it_ends_the_same(whole, words, tmp_path):
     assert differing(whole[1], found(root)) == []
 
 
+@pytest.mark.slow
 def test_where_the_newest_checkpoint_was_deleted_steps_repeat(whole, words, tmp_path):
     root = tmp_path / "run"
     shutil.copytree(whole[0], root)

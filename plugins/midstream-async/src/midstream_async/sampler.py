@@ -26,13 +26,24 @@ from midstream.core.seeds import derive_seed
 from midstream.engines.local.decoding import Sampled, generate
 from midstream.engines.local.prefill import Prefill
 from midstream.recipe.build import Build
-from midstream.recipe.schema import parse_recipe
+from midstream.recipe.schema import Recipe, parse_recipe
+
+# In place of a version: the reference policy, where it stays the same.
+REFERENCE = -1
+
+
+def asks_reference(recipe: Recipe) -> bool:
+    """Whether a module asks the reference policy."""
+    return any(engine.type == "reference" for engine in recipe.engines.values())
 
 
 class _Worker:
     def __init__(self, build: Build) -> None:
         self.seed = build.recipe.seed
         self.learner, self.engine = build.policy.learner, build.policy.engine()
+        if not asks_reference(build.recipe):
+            # It takes the memory of the weights.
+            self.learner.reference = None
         self.paths: dict[int, Path] = {}
         self.prefills: dict[Pin, dict[tuple[bool, str], Prefill]] = defaultdict(lambda: defaultdict(Prefill))
         self._pin: Pin | None = None
@@ -41,6 +52,8 @@ class _Worker:
         self, pin: Pin, asked: list[tuple[tuple[int, ...], Request]], reference: bool, adapter: str
     ) -> list[Sampled]:
         self._use(pin)
+        if reference and (path := self.paths.pop(REFERENCE, None)) is not None:
+            self._load(path)
         engine: Any = self.engine
         with engine.reference_policy() if reference else nullcontext(engine.with_adapter(adapter)) as model:
             codec, prefill = engine.codec, self.prefills[pin][reference, adapter]
@@ -55,17 +68,18 @@ class _Worker:
 
     def _use(self, pin: Pin) -> None:
         """Have the weights of a pin."""
-        models = {"model": self.learner.model, "reference": self.learner.reference}
         drawn = hasattr(self.learner.model, "before_step")
         if self._pin is None or pin.version != self._pin.version or (drawn and pin != self._pin):
-            state = torch.load(self.paths[pin.version], map_location="cpu", weights_only=True, mmap=True)
-            for name, own in state.items():
-                models[name].load_state_dict(own, strict=False)
+            self._load(self.paths[pin.version])
             # Version v was written as it was drawn for step v + 1.
-            for model in models.values() if drawn and pin.step != pin.version + 1 else ():
+            for model in (self.learner.model, self.learner.reference) if drawn and pin.step != pin.version + 1 else ():
                 if model is not None:
                     model.before_step(derive_seed(self.seed, "redraw", pin.step))
         self._pin = pin
+
+    def _load(self, path: Path) -> None:
+        for name, state in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
+            getattr(self.learner, name).load_state_dict(state, strict=False)
 
 
 def serve(connection: Connection) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream_async.client import SamplerClient
+from midstream_async.sampler import REFERENCE, asks_reference
 
 _VERSION = re.compile(r"(?:version|weights)-(\d+)\b.*")
 _KEPT = "versions"
@@ -89,6 +90,7 @@ class LocalVersions:
     def __init__(self, build: Any, engine: Any, staleness: int) -> None:
         self._learner, self._directory, self._staleness = build.policy.learner, build.adapters.absolute(), staleness
         self._lora = build.recipe.learner.lora is not None
+        self._asked = asks_reference(build.recipe) and self._learner.reference is not None
         self.sampler = engine.sampler = SamplerClient(build.resolved, engine.name)
         self._paths: dict[int, Path] = {}
         self._from: Path | None = None
@@ -103,12 +105,16 @@ class LocalVersions:
 
     async def publish(self, version: int) -> None:
         """Write what is trained, and tell the sampler."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path, partial = self._directory / f"weights-{version:06}.pt", self._directory / "weights.partial"
-        with partial.open("wb") as file:
-            torch.save(self._state(), file)
-        os.replace(partial, path)
-        self._give(version, path)
+        model, reference = self._learner.model, self._learner.reference
+        state = {name: one for name, one in model.state_dict().items() if "lora_" in name or not self._lora}
+        states = {"model": state}
+        if self._asked and hasattr(model, "before_step"):
+            # It is drawn anew for each step, with the model.
+            states["reference"] = reference.state_dict()
+        elif self._asked:
+            self.sampler.use(REFERENCE, self._write("reference.pt", {"reference": reference.state_dict()}))
+            self._asked = False
+        self._give(version, self._write(f"weights-{version:06}.pt", states))
 
     def save(self, directory: Path, versions: Sequence[int]) -> None:
         """Add the files."""
@@ -119,12 +125,13 @@ class LocalVersions:
         """Remember the checkpoint."""
         self._from = directory
 
-    def _state(self) -> dict[str, dict[str, torch.Tensor]]:
-        model, reference = self._learner.model, self._learner.reference
-        state = {name: one for name, one in model.state_dict().items() if "lora_" in name or not self._lora}
-        # The reference of weights that are drawn anew for each step is drawn with them.
-        drawn = reference is not None and (hasattr(model, "before_step") or not self._paths)
-        return {"model": state} | ({"reference": reference.state_dict()} if drawn else {})
+    def _write(self, name: str, states: Any) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path, partial = self._directory / name, self._directory / f"{name}.partial"
+        with partial.open("wb") as file:
+            torch.save(states, file)
+        os.replace(partial, path)
+        return path
 
     def _give(self, version: int, path: Path) -> None:
         self.sampler.use(version, path)
