@@ -26,7 +26,7 @@ import argparse
 import asyncio
 import copy
 import gc
-import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -93,19 +93,15 @@ class Kit:
     model: str | None = None
 
     @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+    def dtype(self) -> str:
+        return "bfloat16" if self.device == "cuda" else "float32"
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model and a tokenizer."""
         if self.model:
-            return load_model(self.model, self.dtype_name, self.device)
+            return load_model(self.model, self.dtype, self.device)
         size = "tiny" if self.tiny else "0.5b"
-        return make_model(size, device=self.device, dtype=self.dtype), load_tokenizer()
+        return make_model(size, device=self.device, dtype=getattr(torch, self.dtype)), load_tokenizer()
 
     def rows(self, learner: LocalLearner, questions: int = 1) -> list[Row]:
         """A batch that the learner's policy has sampled, nearly."""
@@ -119,31 +115,32 @@ class Kit:
 def exactness(kit: Kit, deadline: float) -> tuple[Found, Bad]:
     """Tree attention against padded rows."""
     model, _ = kit.load()
-    plain_learner = LocalLearner(model, LearnerConfig(attention="rows"))
-    rows = kit.rows(plain_learner)
-    plain = computed(plain_learner, rows)
-    bound = (FLOAT_BOUND, FLOAT_BOUND)
-    if kit.dtype != torch.float32:
-        precise = LocalLearner(copy.deepcopy(model).float(), LearnerConfig(attention="rows"))
-        logprobs, gradient = distances(plain, computed(precise, rows))
-        bound = (2 * logprobs, 2 * gradient)
+    padded = LearnerConfig(attention="rows")
+    learner = LocalLearner(model, padded)
+    rows = kit.rows(learner)
+    plain, tokens = computed(learner, rows), sum(row.length for row in rows)
+    bound = [FLOAT_BOUND, FLOAT_BOUND]
+    if kit.dtype != "float32":
+        precise = computed(LocalLearner(copy.deepcopy(model).float(), padded), rows)
+        bound = [2 * one for one in distances(plain, precise)]
         del precise
-    found: Found = {"dtype": kit.dtype_name, "tokens": sum(row.length for row in rows), "chosen": choose(model).backend}
-    found |= {"bound of log-probabilities": bound[0], "bound of the gradient": bound[1]}
+    found: Found = {"dtype": kit.dtype, "tokens": tokens, "chosen": choose(model).backend}
+    found["bounds of log-probabilities and gradient"] = bound
     bad: Bad = []
     for name in ("flex", "varlen") if kit.device == "cuda" else ("dense", "gather", "cascade"):
         if time.monotonic() > deadline:
             bad.append(f"{name}: no time was left")
             break
-        learner = LocalLearner(model, LearnerConfig.model_validate({"attention": name}))
+        # Small chunks, so that branches attend to what an earlier pass kept.
+        config = LearnerConfig.model_validate({"attention": name, "chunk_tokens": tokens // 10})
+        learner = LocalLearner(model, config)
         if learner.attention.backend != name:
             bad.append(f"{name}: {learner.attention.reason}")
             continue
-        got = distances(computed(learner, rows), plain)
-        found[name] = {"log-probabilities, largest difference": got[0], "gradient, relative difference": got[1]}
+        found[name] = got = distances(computed(learner, rows), plain)
         # The comparison is false for NaN, too.
         if not (got[0] <= bound[0] and got[1] <= bound[1]):
-            bad.append(f"{name}: {got[0]:.2g} and {got[1]:.2g} exceed {bound[0]:.2g} and {bound[1]:.2g}")
+            bad.append(f"{name}: {got} exceeds {bound}")
     return found, bad
 
 
@@ -163,13 +160,13 @@ def computed(learner: LocalLearner, rows: list[Row]) -> Computed:
     return logprobs, gradient
 
 
-def distances(one: Computed, other: Computed) -> tuple[float, float]:
+def distances(one: Computed, other: Computed) -> list[float]:
     """The largest difference of log-probabilities, and |gradient - other's| / |other's| of all parameters together."""
     if one[1].keys() != other[1].keys():
         raise ValueError(f"parameters with a gradient differ: {sorted(one[1].keys() ^ other[1].keys())[:3]}")
     apart = sum((gradient - other[1][name]).square().sum().item() for name, gradient in one[1].items())
     whole = sum(gradient.square().sum().item() for gradient in other[1].values())
-    return (one[0] - other[0]).abs().max().item(), math.sqrt(apart / whole)
+    return [(one[0] - other[0]).abs().max().item(), math.sqrt(apart / whole)]
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -179,7 +176,7 @@ def lora_in_process(kit: Kit, deadline: float) -> tuple[Found, Bad]:
     """Steps of LoRA, and their peak memory against the dry run's estimate."""
     before_mb = _start_peak(torch.device(kit.device))
     model, _ = kit.load()
-    config = LearnerConfig(lora=LoraConfig())
+    config = LearnerConfig(lora=LoraConfig(), recompute_activations=True)
     learner = LocalLearner(model, config)
     rows = kit.rows(learner, questions=4)
     losses, norms, seconds = [], [], []
@@ -189,21 +186,26 @@ def lora_in_process(kit: Kit, deadline: float) -> tuple[Found, Bad]:
         norms.append(learner.optimizer_step(1e-4))
         seconds.append(time.perf_counter() - began)
     peak_gb = (_peak_mb(torch.device(kit.device)) - before_mb) / 1e3
-    found: Found = {"parameters": sum(one.numel() for one in model.parameters()), "dtype": kit.dtype_name}
-    found |= {"tokens": sum(row.length for row in rows), "losses": losses, "gradient norms": norms}
-    found |= {"seconds of a step": statistics.median(seconds[1:]), "peak, GB": peak_gb}
-    bad = [f"the loss is {one}" for one in losses if not math.isfinite(one)]
-    bad += [f"the gradient's norm is {one}" for one in norms if not one > 0]
+    found: Found = {"parameters": sum(one.numel() for one in model.parameters()), "dtype": kit.dtype}
+    found |= {"tokens": sum(row.length for row in rows), "seconds of a step": statistics.median(seconds[1:])}
+    found |= {"losses": losses, "gradient norms": norms, "peak, GB": peak_gb}
+    bad = unusable(losses, norms)
     with tempfile.TemporaryDirectory() as directory:
-        learner.model.config.save_pretrained(directory)
+        model.config.save_pretrained(directory)
         shape = shape_of(directory)
-    if shape is None:
-        return found | {"estimate, GB": "unknown"}, bad
-    held = sum(weights_bytes(shape, kit.dtype_name, config).values())
-    estimate_gb = (held + update_bytes(shape, kit.dtype_name, config)) / 1e9
-    if kit.device == "cuda" and peak_gb > MEMORY_BOUND * estimate_gb:
-        bad.append(f"the peak of {peak_gb:.2f} GB is more than {MEMORY_BOUND} x the estimate, {estimate_gb:.2f} GB")
-    return found | {"estimate, GB": estimate_gb, "peak / estimate": peak_gb / estimate_gb}, bad
+    if shape is not None:
+        held = sum(weights_bytes(shape, kit.dtype, config).values())
+        found["estimate, GB"] = (held + update_bytes(shape, kit.dtype, config)) / 1e9
+        found["peak / estimate"] = peak_gb / found["estimate, GB"]
+        if kit.device == "cuda" and found["peak / estimate"] > MEMORY_BOUND:
+            bad.append(f"the peak is more than {MEMORY_BOUND} times the estimate")
+    return found, bad
+
+
+def unusable(losses: list[float], norms: list[float]) -> Bad:
+    """The losses and norms of gradients that no training should have."""
+    found = [f"the loss is {one}" for one in losses if not math.isfinite(one)]
+    return found + [f"the gradient's norm is {one}" for one in norms if not 0 < one < math.inf]
 
 
 def served(kit: Kit, deadline: float) -> tuple[Found, Bad]:
@@ -211,48 +213,48 @@ def served(kit: Kit, deadline: float) -> tuple[Found, Bad]:
     program = vllm_program()
     if program is None:
         raise Skipped("vLLM is not installed for this Python, and MIDSTREAM_VLLM_PYTHON names no Python with it")
-    with tempfile.TemporaryDirectory() as directory, socket.socket() as probe:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         (root / "kit_reward.py").write_text(REWARD, encoding="utf-8")
         model = kit.model or str(save_text_model(root / "model"))
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
-        probe.close()
-        serve = f"--dtype {kit.dtype_name} --max-model-len 2048 --enforce-eager"
+        serve = f"--dtype {kit.dtype} --max-model-len 2048 --enforce-eager"
         serve += " --gpu-memory-utilization 0.4" if kit.device == "cuda" else ""
         policy = f'provider="vllm",base_url="{url}",model="{model}",token_ids=true,serve="{serve}"'
-        weights = f'model="{model}",dtype="{kit.dtype_name}",device="{kit.device}"'
         settings = [
             f'engines.policy={{type="openai_compatible",{policy}}}',
-            f'engines.weights={{type="transformers_local",{weights}}}',
+            f'engines.weights={{type="transformers_local",model="{model}",dtype="{kit.dtype}",device="{kit.device}"}}',
             f'reward={{type="{root / "kit_reward.py"}:varied"}}',
             *("training.weights=weights", "learner.lora={rank=16}", "learner.threads=1", "agent.max_turns=2"),
             *("training.steps=3", "training.tasks_per_step=4", "training.group_size=4", "training.minibatches=1"),
-            *("training.learning_rate=1e-3", "tasks.regions=1", "evaluation.at=none", "evaluation.sets=[]"),
+            *("training.learning_rate=1e-2", "training.warmup_steps=1", "tasks.regions=1"),
+            *("evaluation.at=none", "evaluation.sets=[]"),
         ]
         words = [word for one in settings for word in ("--set", one)]
-        command = [sys.executable, "-m", "midstream", "train", "text-tiny", "--out", str(root / "run"), *words]
-        path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        left = max(1.0, deadline - time.monotonic())
         done = subprocess.run(
-            command, env={**os.environ, "PATH": path}, timeout=left, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "midstream", "train", "text-tiny", "--out", str(root / "run"), *words],
+            env={**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"},
+            timeout=max(1.0, deadline - time.monotonic()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         if done.returncode:
             raise RuntimeError(f"midstream train ended with {done.returncode}: {done.stdout[-2000:]}")
         run = RunDirectory.open(root / "run")
         steps, adapters = run.metrics.read(), len([*(run.root / "adapters").glob("version-*")])
-    found: Found = {"model": kit.model or "the model of midstream-worlds", "dtype": kit.dtype_name}
-    found |= {"steps": len(steps), "adapters kept": adapters, "rows": [one.rows for one in steps]}
-    found |= {"log-probability gaps": [one.logprob_gap for one in steps], "losses": [one.loss for one in steps]}
-    found |= {"gradient norms": [one.grad_norm for one in steps], "bound of the gap": GAP_BOUNDS[kit.dtype_name]}
-    bad: Bad = []
-    if [one.policy_version for one in steps] != [0, 1, 2] or adapters < 2:
-        bad.append(f"versions {[one.policy_version for one in steps]} sampled, and {adapters} adapters are kept")
-    bad += [f"the gap is {one}" for one in found["log-probability gaps"] if not one <= found["bound of the gap"]]
-    bad += [f"the gradient's norm is {one}" for one in found["gradient norms"] if not 0 < one < math.inf]
-    bad += [f"the loss is {one}" for one in found["losses"] if not math.isfinite(one)]
+    losses, norms, gaps = ([getattr(one, name) for one in steps] for name in ("loss", "grad_norm", "logprob_gap"))
+    found: Found = {"model": kit.model or "that of midstream-worlds", "dtype": kit.dtype, "adapters kept": adapters}
+    found |= {"versions": [one.policy_version for one in steps], "rows": [one.rows for one in steps]}
+    found |= {"losses": losses, "gradient norms": norms, "log-probability gaps": gaps}
+    found["bound of the gap"] = bound = GAP_BOUNDS[kit.dtype]
+    bad = unusable(losses, norms) + [f"the gap is {one}" for one in gaps if not one <= bound]
     bad += [f"{one.trajectories_error} trajectories failed" for one in steps if one.trajectories_error]
+    if found["versions"] != [0, 1, 2] or adapters < 2:
+        bad.append("not every step had a hand-over")
     return found, bad
 
 
@@ -289,10 +291,8 @@ def update_speed(kit: Kit, deadline: float) -> tuple[Found, Bad]:
         case: Found = {"midstream, s": own} | {f"{peer} / midstream": one / own for peer, one in seconds.items()}
         case |= {f"{peer}, peak GB": one.process_mb / 1e3 for peer, one in taken.items()}
         found[f"{setup.name}, {named}"] = case | {"gradients differ by": max(one.difference for one in taken.values())}
-        if "TRL" not in taken:
-            found["TRL"] = f"skipped: {TRL_MISSING}"
         free()
-    return found, []
+    return found | ({} if importlib.util.find_spec("trl") else {"TRL": f"skipped: {TRL_MISSING}"}), []
 
 
 def sampling(kit: Kit, deadline: float) -> tuple[Found, Bad]:
@@ -363,19 +363,22 @@ def free() -> None:
 
 def about(kit: Kit) -> Found:
     """The machine, the versions, the date and the command line."""
-    found: Found = {"command": shlex.join(sys.argv), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-    found |= {"device": kit.device, "tiny": kit.tiny, "model": kit.model, "python": platform.python_version()}
-    found["card"] = torch.cuda.get_device_name() if kit.device == "cuda" else platform.processor() or "CPU"
-    if kit.device == "cuda":
-        found["driver"] = printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    for name in ("midstream", "torch", "transformers", "peft", "trl"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    program = vllm_program()
-    code = "import importlib.metadata as m; print(m.version('vllm'))"
-    return found | {"vllm": printed(str(program.parent / "python"), "-c", code) if program else None}
+    cuda, program = kit.device == "cuda", vllm_program()
+    versions = {name: version(sys.executable, name) for name in ("torch", "transformers", "peft", "trl")}
+    return {
+        "command": shlex.join(sys.argv),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "card": torch.cuda.get_device_name() if cuda else "CPU",
+        "driver": printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None,
+        "python": platform.python_version(),
+        **versions,
+        "vllm": version(str(program.parent / "python"), "vllm") if program else None,
+    }
+
+
+def version(python: str, name: str) -> str | None:
+    """The version of a package of a Python's environment."""
+    return printed(python, "-c", f"import importlib.metadata as m; print(m.version({name!r}))")
 
 
 def printed(*command: str) -> str | None:
@@ -427,11 +430,7 @@ def main() -> int:
         print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
         return 0
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(
-            "gpu_kit.py measures a GPU, and PyTorch sees none here.\n"
-            "See whether nvidia-smi shows one and the installed torch is a CUDA build; "
-            "--device cpu --tiny runs the code without one."
-        )
+        parser.error("PyTorch sees no GPU here; --device cpu --tiny runs the code without one")
     kit = Kit(arguments.device, arguments.tiny, arguments.model)
     results: Found = {"about": about(kit), "parts": {}}
     limit = time.monotonic() + LIMIT_S

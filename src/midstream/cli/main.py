@@ -53,7 +53,6 @@ EXAMPLES = """examples:
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream list tools                 what agents can call, and what each needs
   midstream call python "105 + 7"      call a tool by hand
-  eval "$(midstream --print-completion bash)"
   midstream doctor                     what works on this machine?"""
 
 
@@ -131,18 +130,6 @@ class Parser(argparse.ArgumentParser):
                     yield from below.arguments()
 
 
-class _PrintCompletion(argparse.Action):
-    """Print the script and end."""
-
-    def __call__(
-        self, parser_: argparse.ArgumentParser, options: argparse.Namespace, shell: object, *_: object
-    ) -> None:
-        from midstream.cli.completion import script
-
-        print(script(parser(), str(shell)))
-        raise SystemExit(0)
-
-
 def parser(command: str | None = None) -> Parser:
     """The parser of every command, or of one `command`; of "" those of all, without their arguments, for the help."""
     root = Parser(
@@ -152,9 +139,6 @@ def parser(command: str | None = None) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"midstream {__version__}")
-    shells = ("bash", "zsh", "fish")
-    text = "print the shell's completion of commands, options, recipes and files"
-    root.add_argument("--print-completion", action=_PrintCompletion, choices=shells, help=text)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in [command] if command in COMMANDS else (*COMMANDS, *_installed()):
         text = COMMANDS.get(name, "")

@@ -337,8 +337,10 @@ class StepTiming(Frozen):
     duration_s: float
     rollout_s: float = 0.0  # that the update waited for rollouts
     update_s: float = 0.0
-    tail_s: float = 0.0  # from when three quarters of the rollouts had their last reply until the last one had
-    busy: float = 0.0  # mean share of the rollouts that were under way, from the first request to the last reply
+    tail_s: float | None = None  # from when three quarters of the rollouts had their last reply until the last one had
+    busy: float | None = (
+        None  # mean share of the rollouts that were under way, from the first request to the last reply
+    )
     cpu_s: float = 0.0
     tokens_per_s: float = 0.0
 

@@ -165,11 +165,6 @@ def with_settings(table: Table, settings: Iterable[tuple[str, object]]) -> Table
     return table
 
 
-def overrides_of(settings: Mapping[str, object]) -> list[str]:
-    """Settings by their names as overrides: `{"training.steps": 50}` is "training.steps=50"."""
-    return [f"{key}={_toml_value(value)}" for key, value in settings.items()]
-
-
 def each_setting(path: list[str], value: object) -> Iterator[tuple[list[str], Any]]:
     """The settings of a value with their paths: those of an inline table, its type first, or the value itself."""
     if not isinstance(value, dict) or not value:
@@ -207,17 +202,17 @@ def _write_table(lines: list[str], table: Mapping[str, object], path: tuple[str,
     plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
     if path and (plain or not table):
         lines.append(f"\n[{'.'.join(map(_toml_key, path))}]")
-    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
+    lines += [f"{_toml_key(key)} = {toml_value(value)}" for key, value in plain.items()]
     for key, value in table.items():
         if isinstance(value, Mapping):
             _write_table(lines, value, (*path, key))
 
 
 def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | os.PathLike):
@@ -225,7 +220,7 @@ def _toml_value(value: object) -> str:
         escaped = "".join(c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     return repr(value)

@@ -226,19 +226,12 @@ def waits(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Bloc
     """Seconds a step, what of them is spent on rollouts and on the slowest ones, and how far rollouts run ahead."""
     by_step = [(timing.step, timing) for timing in timings]
     staleness = [(step.step, float(step.step - 1 - step.policy_version)) for step in metrics]
-    measured = any(timing.busy for timing in timings)
     return charts(
         _curve("Seconds a step", "wall clock", by_step, "duration_s", 8),
         _curve("Wait for rollouts", "seconds before the update", by_step, "rollout_s", 1),
-        *(
-            [
-                _curve("Slowest quarter", "seconds after three quarters had ended", by_step, "tail_s", 5),
-                _curve("Rollouts under way", "mean share of a step's", by_step, "busy", 2, as_percent=True),
-            ]
-            if measured
-            else ()
-        ),
-        *([curve("Staleness", "versions", staleness, 7)] if any(value for _, value in staleness) else ()),
+        _curve("Slowest quarter", "seconds after three quarters had ended", by_step, "tail_s", 5),
+        _curve("Rollouts under way", "mean share of a step's", by_step, "busy", 2, as_percent=True),
+        curve("Staleness", "versions", staleness, 7) if any(value for _, value in staleness) else None,
     )
 
 
@@ -247,23 +240,13 @@ def update(metrics: Sequence[StepMetrics]) -> Block | None:
     by_step = [(step.step, step) for step in metrics]
     return charts(
         _curve("KL to the reference", "k3, per token", by_step, "kl", 4),
-        *(
-            [_curve("Entropy", "nats per token", by_step, "entropy", 7)]
-            if any(step.entropy is not None for step in metrics)
-            else ()
-        ),
+        _curve("Entropy", "nats per token", by_step, "entropy", 7),
         _curve("Sampler gap", "learner and sampler apart, nats per token", by_step, "logprob_gap", 1),
         _curve("Clipped tokens", "share of tokens", by_step, "clip_fraction", 2, as_percent=True),
         _curve("Gradient norm", "before clipping", by_step, "grad_norm", 5),
         _curve("Tokens for each unique one", "how much the rows of an update share", by_step, "sharing", 3),
-        *(
-            [
-                _curve("Effective sample", "share of the stale rows", by_step, "sample_share", 4, as_percent=True),
-                _curve("KL to the sampler", "nats per token", by_step, "sampler_kl", 6),
-            ]
-            if any(step.sampler_kl is not None for step in metrics)
-            else ()
-        ),
+        _curve("Effective sample", "share of the stale rows", by_step, "sample_share", 4, as_percent=True),
+        _curve("KL to the sampler", "nats per token", by_step, "sampler_kl", 6),
     )
 
 
@@ -286,10 +269,10 @@ def streams(metrics: Sequence[StepMetrics]) -> list[Block | None]:
 
 def _curve(
     title: str, note: str, records: Sequence[tuple[int, object]], name: str, color: int, *, as_percent: bool = False
-) -> Block:
-    """The field `name` of records by step, where it was measured."""
+) -> Block | None:
+    """The field `name` of records by step, where it was measured; None if it never was."""
     points = [(step, value) for step, record in records if (value := getattr(record, name)) is not None]
-    return curve(title, note, points, color, as_percent=as_percent)
+    return curve(title, note, points, color, as_percent=as_percent) if points else None
 
 
 def parts(metrics: Sequence[StepMetrics]) -> Block | None:

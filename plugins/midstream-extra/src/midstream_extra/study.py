@@ -47,7 +47,7 @@ from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.estimate import set_tasks
-from midstream.recipe.files import each_setting, overrides_of, recipe_directories, with_overrides
+from midstream.recipe.files import each_setting, recipe_directories, toml_value, with_overrides
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.recipe.sessions import check_work
@@ -83,7 +83,7 @@ class Arm(Settings):
     @property
     def overrides(self) -> list[str]:
         """The changes of `set`, as `--set` takes them."""
-        return overrides_of({".".join(path): value for path, value in each_setting([], self.set) if path})
+        return [f"{'.'.join(path)}={toml_value(value)}" for path, value in each_setting([], self.set) if path]
 
     @property
     def runs(self) -> str:

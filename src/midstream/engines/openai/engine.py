@@ -190,10 +190,7 @@ class OpenAICompatibleEngine:
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
         # Read once: a later adapter is for later requests.
-        version = next(reversed(self.versions), None)
-        # A pin is of the engine whose weights are trained.
-        if version is not None and request.pin is not None:
-            version = request.pin.version
+        version = self._version_for(request)
         out = encode_request(request, self.config, self._model_for(adapter_of(request.role), version), ids)
         failures: list[str] = []
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
@@ -341,10 +338,15 @@ class OpenAICompatibleEngine:
         """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
         await self._endpoint.leave(self)
 
+    def _version_for(self, request: Request | None) -> int | None:
+        version = next(reversed(self.versions), None)
+        # A pin is of the engine whose weights are trained.
+        return request.pin.version if version is not None and request and request.pin else version
+
     @property
     def _model(self) -> str:
         """The name of the newest weights on the server."""
-        return self._model_for("default", next(reversed(self.versions), None))
+        return self._model_for("default", self._version_for(None))
 
     def _model_for(self, adapter: str, version: int | None) -> str:
         names = {} if version is None else self._names[version]
