@@ -10,6 +10,7 @@
 # make test-verl    tests of training with verl on Ray, on CPU, in an environment of its own (2 GB)
 # make test-tinker  a real Tinker server, SkyRL's JAX backend on CPU, in an environment of its own
 # make test-environments  libraries of environments and their own runners, each in an environment of its own (3 GB)
+# make test-gpu     checks and measurements on one GPU, in about ten minutes; results in gpu-results.json
 # make test-agents  tests of examples/agents with the libraries that they use, in an environment of its own
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
@@ -29,7 +30,7 @@ TORCH_INDEX ?=
 plugins = $(patsubst %,-e %,$(wildcard plugins/*))
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo view docs test test-all test-node test-vllm test-agents test-environments test-tinker test-verl check lint figures clean-venv
+.PHONY: demo view docs test test-all test-node test-vllm test-gpu test-agents test-environments test-tinker test-verl check lint figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -50,6 +51,10 @@ test-node: $(VENV)/.installed-dev $(NODE)/.installed
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
+
+# make test-gpu ARGS='--model PATH'; without a GPU: ARGS='--device cpu --tiny'.
+test-gpu: $(VENV)/.installed-dev
+	$(VENV)/bin/python benchmarks/gpu_kit.py $(ARGS)
 
 # A pass is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
 test-agents: $(AGENTS_VENV)/.installed

@@ -213,6 +213,7 @@ def _toml_key(key: str) -> str:
 
 
 def toml_value(value: object) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | os.PathLike):

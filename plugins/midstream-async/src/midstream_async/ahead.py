@@ -1,8 +1,9 @@
-"""What rollouts that run ahead of training have in common: steps that train in a thread beside them."""
+"""What rollouts that run ahead of training have in common: the steps, which train in a thread meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from midstream_async.settings import AheadConfig
 from midstream_async.versions import Versions
 
 T = TypeVar("T")
+_SWITCH_S = 0.0005
 
 
 @dataclass(kw_only=True)
@@ -40,7 +42,7 @@ class RunsAhead(FlowGRPO):
         raise NotImplementedError
 
     async def step(self, step: int) -> StepOutcome:
-        """Publish the newest weights, wait for a batch, train on it in a thread; rollouts go on meanwhile."""
+        """Publish the newest weights, wait for a batch, train on it in a thread; rollouts continue meanwhile."""
         started = time.monotonic()
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         try:
@@ -83,12 +85,16 @@ async def in_thread(work: Callable[[], T]) -> T:
         return work()
 
     future, cancelled = asyncio.ensure_future(asyncio.to_thread(with_threads)), False
+    interval = sys.getswitchinterval()
+    # Otherwise each of the agents' many short pieces of work waits 5 ms for the interpreter.
+    sys.setswitchinterval(_SWITCH_S)
     while not future.done():
         try:
             # Unlike awaiting it, this does not cancel it.
             await asyncio.wait([future])
         except asyncio.CancelledError:
             cancelled = True
+    sys.setswitchinterval(interval)
     if cancelled and (task := asyncio.current_task()) is not None:
         task.cancel()
     return future.result()

@@ -5,7 +5,7 @@
     S = 1    rollouts    1 2 | 3     | 4     |          batch 3 is sampled by version 1 while step 2 trains on batch 2,
              updates         | 1     | 2     | 3        which version 0 sampled
 
-Which tasks a batch has depends on what is known after step k - S - 1, when it begins, and on nothing that runs beside
+Which tasks a batch has depends on what is known after step k - S - 1, when it begins, and on nothing that runs next to
 it. A checkpoint holds what was known then, and the versions that sample; a resumed run begins the same batches again
 and keeps of them what had ended.
 """

@@ -104,12 +104,12 @@ class LocalVersions:
         self._from = None
 
     async def publish(self, version: int) -> None:
-        """Write what is trained, and tell the sampler."""
+        """Write what is trained for the sampler."""
         model, reference = self._learner.model, self._learner.reference
         state = {name: one for name, one in model.state_dict().items() if "lora_" in name or not self._lora}
         states = {"model": state}
         if self._asked and hasattr(model, "before_step"):
-            # It is drawn anew for each step, with the model.
+            # It is drawn again for each step, with the model.
             states["reference"] = reference.state_dict()
         elif self._asked:
             self.sampler.use(REFERENCE, self._write("reference.pt", {"reference": reference.state_dict()}))
