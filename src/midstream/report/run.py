@@ -28,7 +28,7 @@ one that was accepted because its estimate was high is likely to do a little les
 is proven for this agent: another model, prompt or tool makes the lesson set unproven until it is validated again."""
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
-    "training": ("run", "results", "curves", "tools", "update", "counts", "waiting", "lessons", "updates"),
+    "training": ("run", "results", "curves", "tools", "update", "waits", "counts", "waiting", "lessons", "updates"),
     "lessons": ("run", "results", "waiting", "lessons", "updates", "curves", "cost"),
     "evaluation": ("run", "results", "notes"),
 }
