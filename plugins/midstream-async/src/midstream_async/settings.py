@@ -38,6 +38,8 @@ class AheadConfig(ComponentConfig):
         why = fix = ""
         if training.algorithm != "flow_grpo":
             why, fix = f'training.algorithm = "{training.algorithm}"', "leave the table out"
+        elif recipe.lessons is not None:
+            why, fix = "[lessons], which change between the steps", "learn weights or lessons: learn = ..."
         elif recipe.learner.elsewhere:
             why, fix = f'learner.type = "{recipe.learner.type}"', "use the learner of midstream"
         elif recipe.continuous and recipe.engines[recipe.trained_engine].config.in_process:
