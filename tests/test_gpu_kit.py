@@ -50,6 +50,7 @@ def a_part(result):
     return part, 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_back_ends_are_compared_with_padded_rows(dtype, monkeypatch):
     """In half precision the bound is that of rounding, as on a GPU."""
@@ -63,6 +64,7 @@ def test_back_ends_are_compared_with_padded_rows(dtype, monkeypatch):
         assert all(0 < one < bound for one, bound in zip(found[name], bounds, strict=True))
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_found(monkeypatch):
     computed = gpu_kit.computed
 
@@ -81,6 +83,7 @@ def test_a_back_end_without_time_is_no_pass():
     assert bad == ["dense: no time was left"]
 
 
+@pytest.mark.slow
 def test_distances_that_are_no_numbers_are_no_pass(monkeypatch):
     monkeypatch.setattr(gpu_kit, "distances", lambda one, other: [float("nan"), 0.0])
     assert len(gpu_kit.exactness(KIT, soon())[1]) == 3
