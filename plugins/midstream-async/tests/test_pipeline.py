@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.components.kinds import register
 from midstream.runs import RunDirectory
+from midstream.training.flow_grpo import FlowGRPO
 from support.errors import coded, printed
 from support.lesson_sessions import Killed, killed_after, trajectories
 from support.llm_server import LLMServer
@@ -236,6 +238,68 @@ def test_a_resumed_run_asks_for_the_same_adapters(served):
     assert main(["resume", str(run.root), "--quiet"]) == 0
     assert run.metrics.read() == metrics
     assert trajectories(run.root) == before
+
+
+# -- what ends a run ---------------------------------------------------------------------------------------------------
+
+
+def http_run(tmp_path, reply, *changes):
+    """The exit code of a run one step ahead of three, and its directory."""
+    register("reward", "calculates", CalculatesConfig)
+    model = save_model(tmp_path / "model")
+    own = reply(model)
+    with LLMServer(own) as server:
+        own.adapters = server.adapters
+        recipe = write_recipe(tmp_path, server.base_url, model)
+        small = ["training.steps=3", "training.tasks_per_step=2", "evaluation.at=none", "seed=3", "agent.max_turns=1"]
+        command = ["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet"]
+        code = main([*command, *options(*small, *ahead(1), *changes)])
+        yield code, RunDirectory.open(tmp_path / "run")
+        yield main(["resume", str(tmp_path / "run"), "--quiet"]), RunDirectory.open(tmp_path / "run")
+
+
+def test_ctrl_c_during_an_update_ends_the_run_after_it(tmp_path, monkeypatch):
+    whole, updates = FlowGRPO.update, []
+
+    def update(self, batches, step):
+        updates.append(step)
+        if updates == [1, 2]:
+            # The next batch is done by then, so that nothing else would wait.
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return whole(self, batches, step)
+
+    monkeypatch.setattr(FlowGRPO, "update", update)
+    runs = http_run(tmp_path, ServedModel, "training.checkpoint_every=9")
+    code, run = next(runs)
+    assert (code, updates, run.status().state) == (130, [1, 2], "interrupted")
+    assert run.checkpoints.steps()[-1] == 2
+    code, run = next(runs)
+    assert (code, updates[2:], run.status().state) == (0, [3], "finished")
+    runs.close()
+
+
+def test_rollouts_that_failed_run_again_once_their_cause_is_gone(tmp_path):
+    class Broken(ServedModel):
+        broken = True
+
+        def __call__(self, body):
+            return "" if self.broken else super().__call__(body)
+
+    served = []
+
+    def reply(model):
+        served.append(Broken(model))
+        return served[0]
+
+    runs = http_run(tmp_path, reply, "engines.server.max_attempts=1", "rollout.max_attempts=1")
+    code, _ = next(runs)
+    assert code == 1
+    served[0].broken = False
+    code, run = next(runs)
+    assert (code, len(run.metrics.read())) == (0, 3)
+    runs.close()
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -157,6 +157,26 @@ def test_work_in_a_thread_is_finished_before_its_caller_is_cancelled():
     assert done == [1, "result"]
 
 
+def test_an_error_in_a_thread_is_the_callers_also_where_it_is_cancelled():
+    begun, go = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        assert go.wait(10)
+        raise ValueError("no")
+
+    async def run():
+        task = asyncio.create_task(in_thread(work))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        go.set()
+        with pytest.raises(ValueError, match="no"):
+            await task
+
+    asyncio.run(run())
+
+
 def test_an_error_in_a_thread_is_the_callers():
     def work():
         raise ValueError("no")

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -46,6 +47,8 @@ class RunsAhead(FlowGRPO):
         started = time.monotonic()
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         try:
+            # Where an update is slower than its rollouts, nothing else here lets Ctrl-C through.
+            await asyncio.sleep(0)
             await self.versions.restore()
             await self.publish(step - 1)
             await self.versions.publish(step - 1)
@@ -54,9 +57,8 @@ class RunsAhead(FlowGRPO):
             self._gap_checked |= version != step - 1
 
             def update() -> tuple[Correction, tuple[list[LossStats], list[float]]]:
-                # Without staleness there is nothing to correct.
                 found: tuple[Sequence[RowBatch], Correction] = (sampled.batches, Correction())
-                if self.ahead.staleness:
+                if version != step - 1:
                     found = corrected(sampled.batches, self.learner, self.ahead)
                 return found[1], self.update(found[0], step)
 
@@ -67,7 +69,7 @@ class RunsAhead(FlowGRPO):
         self.trained(step)
         self.count(sampled.groups)
         outcome = self.outcome(step, sampled, stats, norms, rollout_s=waited_s)
-        changes = {"policy_version": version} | correction.metrics()
+        changes = {"policy_version": version} | correction.metrics(decoupled=self.ahead.decoupled)
         return StepOutcome(
             metrics=outcome.metrics.model_copy(update=changes),
             trajectories=outcome.trajectories,
@@ -84,7 +86,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         torch.set_num_threads(threads)
         return work()
 
-    future, cancelled = asyncio.ensure_future(asyncio.to_thread(with_threads)), False
+    # Tools use the threads of the event loop.
+    executor, task, cancelled = ThreadPoolExecutor(1), asyncio.current_task(), False
+    future = asyncio.get_running_loop().run_in_executor(executor, with_threads)
+    executor.shutdown(wait=False)
     interval = sys.getswitchinterval()
     # Otherwise each of the agents' many short pieces of work waits 5 ms for the interpreter.
     sys.setswitchinterval(_SWITCH_S)
@@ -94,7 +99,11 @@ async def in_thread(work: Callable[[], T]) -> T:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             cancelled = True
+            if task is not None:
+                task.uncancel()
     sys.setswitchinterval(interval)
-    if cancelled and (task := asyncio.current_task()) is not None:
+    # A failed update raises its own error: the weights may be changed in part.
+    result = future.result()
+    if cancelled and task is not None:
         task.cancel()
-    return future.result()
+    return result

@@ -23,8 +23,6 @@ from midstream.core.errors import EngineError
 from midstream.core.events import ignore_event
 from midstream.engines.local.decoding import Sampled
 
-_END_S = 5.0
-
 
 class SamplerClient:
     """Asks a process that samples from given versions of the weights; it starts with the first version.
@@ -73,9 +71,9 @@ class SamplerClient:
         if connection is not None:
             connection.close()
         if process is not None:
-            # It ends with its connection, unless it computes.
-            process.terminate()
-            await asyncio.to_thread(process.wait, _END_S)
+            # It has nothing to save.
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
     def _send(self, *message: object) -> None:
         if self._connection is None:
@@ -129,5 +127,5 @@ def _failed(name: str, why: str) -> EngineError:
     return EngineError(
         f"{name} could not sample in its own process: {why}",
         code="sampling-failed",
-        fix="lower max_batch or max_tokens; two copies of the weights must fit",
+        fix="read what it printed, if anything; two copies of the weights must fit, and components must be installed",
     )

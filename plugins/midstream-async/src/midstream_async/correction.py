@@ -18,7 +18,7 @@ from midstream.training.rows import RowBatch
 from midstream_async.settings import AheadConfig
 
 _PROBE = 8
-_MOST = 20.0  # of log w
+_MOST = 20.0  # of |log w|
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,7 @@ class Correction:
     masked: int = 0
     weights: float = 0.0  # of w before any bound
     squares: float = 0.0
+    gap: float = 0.0  # of |log w|
     kl: float = 0.0  # of the estimate w - 1 - log w of KL(pi_sampled || pi_now), in nats
 
     @classmethod
@@ -36,11 +37,14 @@ class Correction:
         """The sums over several mini-batches."""
         return cls(**{name: sum(getattr(part, name) for part in parts) for name in cls.__slots__})
 
-    def metrics(self) -> dict[str, float]:
-        """Fields of `StepMetrics`: the effective share of the sample, KL and masked share. Nothing without tokens."""
+    def metrics(self, *, decoupled: bool = False) -> dict[str, float]:
+        """Fields of `StepMetrics`: the effective share of the sample, KL and masked share. Nothing without tokens.
+
+        `decoupled` rows hold the learner's log-probabilities, so the gap to those that were recorded is given, too.
+        """
         if not self.tokens:
             return {}
-        return {
+        return ({"logprob_gap": self.gap / self.tokens} if decoupled else {}) | {
             "sample_share": self.weights**2 / (self.tokens * self.squares) if self.squares else 0.0,
             "sampler_kl": self.kl / self.tokens,
             "masked_share": self.masked / self.tokens,
@@ -90,7 +94,7 @@ def _with_logprobs(rows: Sequence[Row], learner: Learner) -> zip[tuple[Row, tupl
 def _ratios(row: Row, now: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Of a row's tokens [_N]: whether the policy sampled them, and w, 1 for the others."""
     sampled = np.array(row.sampled or (True,) * len(now))
-    return sampled, np.exp(np.where(sampled, np.minimum(np.array(now) - np.array(row.old_logprobs), _MOST), 0.0))
+    return sampled, np.exp(np.where(sampled, np.clip(np.array(now) - np.array(row.old_logprobs), -_MOST, _MOST), 0.0))
 
 
 def _measured(row: Row, now: Sequence[float]) -> Correction:
@@ -100,5 +104,6 @@ def _measured(row: Row, now: Sequence[float]) -> Correction:
         tokens=len(own),
         weights=float(own.sum()),
         squares=float((own**2).sum()),
+        gap=float(np.abs(np.log(own)).sum()),
         kl=float((own - 1 - np.log(own)).sum()),
     )

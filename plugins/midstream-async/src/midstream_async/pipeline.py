@@ -25,7 +25,6 @@ from midstream.core.engine import PIN, Pin
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import rollout
 from midstream.runs import Journal, results
-from midstream.runs.budget import ended_by_budget
 from midstream.training.flow_grpo import FlowGRPO, Sampled
 from midstream_async.ahead import RunsAhead
 
@@ -74,6 +73,9 @@ class Pipeline(RunsAhead):
         if (known := self._known.pop(step, None)) is not None:
             began.load_state_dict(known)
         began.success = dict(began.success)
+        # A stage that an open batch has begun stays.
+        began.stage = max([began.stage, *(batch.began.stage for batch in self._open.values())])
+        began.begin(step)
         known = {"success": dict(began.success), "stage": began.stage}
         self.directory.mkdir(parents=True, exist_ok=True)
         journal = Journal(self._path(step))
@@ -82,7 +84,9 @@ class Pipeline(RunsAhead):
             began.rollout = partial(rollout, kept=kept)
 
         def on_done(ended: Sequence[Trajectory]) -> None:
-            results.append(journal, f"step-{step}", [each for each in ended if not ended_by_budget(each)])
+            # Whatever made one fail may be corrected before the run is resumed; a wave is kept whole or not at all.
+            if not any(each.status == "error" for each in ended):
+                results.append(journal, f"step-{step}", ended)
             if self.on_done is not None:
                 self.on_done(ended)
 

@@ -118,6 +118,7 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C is for the process that trains, which ends this one.
+    # These are for the process that trains, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     serve(Connection(int(sys.argv[1])))

@@ -44,7 +44,7 @@ class AheadConfig(ComponentConfig):
             why, fix = f'learner.type = "{recipe.learner.type}"', "use the learner of midstream"
         elif recipe.continuous and recipe.engines[recipe.trained_engine].config.in_process:
             why = "an engine in process that answers each request as it comes"
-            fix = 'set serve.batching = "lockstep"'
+            fix = 'set serve.batching and rollout.batching to "lockstep"; no strategy, no reflector in this process'
         elif self.staleness and (loss.type is not None or loss.clip_high > _UNCLIPPED):
             why = f"a loss that is not clipped ({loss.type or f'clip_high = {loss.clip_high:g}'})"
             fix = f"set {where}.staleness = 0, or lower training.loss.clip_high"

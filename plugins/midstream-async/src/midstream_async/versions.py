@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from midstream.core.errors import UnsupportedError
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream_async.client import SamplerClient
 from midstream_async.sampler import REFERENCE, asks_reference
@@ -46,6 +47,12 @@ class Versions(Protocol):
 def versions_of(build: Any, staleness: int) -> Versions:
     """The versions of the weights that a build trains."""
     engine = build.policy.engine()
+    if getattr(build.policy.learner, "ranks", 1) > 1:
+        raise UnsupportedError(
+            "training.asynchrony with several processes that learn",
+            code="option-without-effect",
+            fix="leave out --nproc, or the table",
+        )
     if isinstance(engine, OpenAICompatibleEngine):
         return ServedVersions(engine, build.adapters.absolute(), staleness)
     sampled = LocalVersions(build, engine, staleness)
@@ -117,9 +124,13 @@ class LocalVersions:
         self._give(version, self._write(f"weights-{version:06}.pt", states))
 
     def save(self, directory: Path, versions: Sequence[int]) -> None:
-        """Add the files."""
+        """Add the files. Where no batch is open, the next version is the next that is needed."""
         for version in versions:
             _link(self._paths[version], directory / _KEPT / self._paths[version].name)
+        if not versions:
+            for path in self._paths.values():
+                path.unlink(missing_ok=True)
+            self._paths.clear()
 
     def load(self, directory: Path) -> None:
         """Remember the checkpoint."""

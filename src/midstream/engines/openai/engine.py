@@ -169,6 +169,7 @@ class OpenAICompatibleEngine:
         self.config, self.name = config, name
         self.token_exact = config.token_ids
         self.codec: Codec | None = None
+        self._model = config.model
         # Adapters on the server, the newest last: directories, and names by the name of a role's adapter.
         self.versions: dict[int, Path] = {}
         self._names: dict[int, dict[str, str]] = {}
@@ -190,8 +191,8 @@ class OpenAICompatibleEngine:
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
         # Read once: a later adapter is for later requests.
-        version = self._version_for(request)
-        out = encode_request(request, self.config, self._model_for(adapter_of(request.role), version), ids)
+        version, model = self._serving(request)
+        out = encode_request(request, self.config, model, ids)
         failures: list[str] = []
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
         error: EngineError | DeadlineError
@@ -328,6 +329,7 @@ class OpenAICompatibleEngine:
         names = {name: await change_adapter("load", own, self.config, self._post) for name, own in found.items()}
         self.versions.pop(version, None)
         self.versions[version], self._names[version] = path, names
+        self._model = names.get("default", self.config.model)
 
     async def drop_adapter(self, path: Path) -> None:
         """Unload the adapter at `path` from the server, if it is loaded."""
@@ -338,19 +340,15 @@ class OpenAICompatibleEngine:
         """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
         await self._endpoint.leave(self)
 
-    def _version_for(self, request: Request | None) -> int | None:
+    def _serving(self, request: Request) -> tuple[int | None, str]:
+        """The version of the weights that answer a request, and their name on the server."""
         version = next(reversed(self.versions), None)
-        # A pin is of the engine whose weights are trained.
-        return request.pin.version if version is not None and request and request.pin else version
-
-    @property
-    def _model(self) -> str:
-        """The name of the newest weights on the server."""
-        return self._model_for("default", self._version_for(None))
-
-    def _model_for(self, adapter: str, version: int | None) -> str:
-        names = {} if version is None else self._names[version]
-        return names.get(adapter) or names.get("default", self.config.model)
+        if version is None:
+            return None, self.config.model
+        if request.pin is not None:
+            version = request.pin.version
+        names = self._names[version]
+        return version, names.get(adapter_of(request.role)) or names.get("default", self.config.model)
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
