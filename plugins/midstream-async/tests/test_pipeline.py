@@ -258,6 +258,7 @@ def http_run(tmp_path, reply, *changes):
         yield main(["resume", str(tmp_path / "run"), "--quiet"]), RunDirectory.open(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_an_update_ends_the_run_after_it(tmp_path, monkeypatch):
     whole, updates = FlowGRPO.update, []
 
@@ -280,6 +281,7 @@ def test_ctrl_c_during_an_update_ends_the_run_after_it(tmp_path, monkeypatch):
     runs.close()
 
 
+@pytest.mark.slow
 def test_rollouts_that_failed_run_again_once_their_cause_is_gone(tmp_path):
     class Broken(ServedModel):
         broken = True
