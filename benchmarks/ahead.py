@@ -187,7 +187,7 @@ def tails(options: argparse.Namespace) -> None:
 
 
 def processes(options: argparse.Namespace) -> None:
-    """Steps of flow-grpo-tiny with and without staleness, interleaved: what each takes, without the first ones."""
+    """Steps of a recipe with and without staleness, interleaved: what each takes, without the first ones."""
     words = ["evaluation.at=none", f"training.steps={options.steps}", "learner.threads=1", *options.set]
     found: dict[int, list[float]] = {0: [], 1: []}
     for _ in range(options.repeats):
@@ -196,7 +196,7 @@ def processes(options: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory() as root, redirect_stdout(None):
                 run = Path(root) / "run"
                 sets = [word for change in changes for word in ("--set", change)]
-                main_of_cli(["train", "flow-grpo-tiny", "--seed", "1", "--out", str(run), "--quiet", *sets])
+                main_of_cli(["train", options.recipe, "--seed", "1", "--out", str(run), "--quiet", *sets])
                 timings = [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
             found[staleness].append(sum(one["duration_s"] for one in timings[2:-1]) / len(timings[2:-1]))
             if not staleness:
@@ -213,7 +213,8 @@ def main() -> None:
     parser.add_argument("part", choices=["latency", "tails", "processes"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--set", action="append", default=[], help="another setting of flow-grpo-tiny")
+    parser.add_argument("--recipe", default="flow-grpo-tiny", help="of `processes`")
+    parser.add_argument("--set", action="append", default=[], help="another setting of the recipe")
     options = parser.parse_args()
     {"latency": latency, "tails": tails, "processes": processes}[options.part](options)
 
