@@ -113,6 +113,7 @@ def test_each_role_has_rows_and_an_adapter_that_learns(trained):
         assert all(torch.equal(in_checkpoint[name], own[name]) for name in own)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits(trained, tmp_path):
     shutil.copytree(trained.root, tmp_path / "run")
     again = RunDirectory.open(tmp_path / "run")
