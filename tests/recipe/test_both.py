@@ -29,8 +29,9 @@ from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
+from support import lesson_sessions
 from support.errors import raises
-from support.lesson_sessions import Killed, killed_after, trajectories
+from support.lesson_sessions import killed_after, trajectories
 from support.tiny_runs import TRAINING
 
 pytest.importorskip("torch", reason="the training extra is not installed")
@@ -194,16 +195,7 @@ def write(written, name, number=1):
 
 def killed_at(count, root, own, *changes):
     """Begin or resume a run that is dead after so many writes; whether it was killed."""
-    with pytest.MonkeyPatch.context() as patch, killed_after(patch, root, count):
-        try:
-            learn(root, own, *changes)
-        except BaseException as failure:
-            while isinstance(failure, BaseExceptionGroup):
-                [failure, *_] = failure.exceptions
-            if not isinstance(failure, Killed):
-                raise
-            return True
-    return False
+    return lesson_sessions.killed_at(root, count, lambda: learn(root, own, *changes))
 
 
 KEPT = {"timings.jsonl", "ledger/rollouts.jsonl"}

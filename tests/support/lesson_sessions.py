@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,6 +151,20 @@ def killed_after(
         patch.setattr(Journal, "append_many", append_many)
         patch.setattr(os, "replace", replace_file)
         yield written
+
+
+def killed_at(root: Path, count: int, run: Callable[[], object]) -> bool:
+    """Whether `run` was killed right after write number `count` under `root`."""
+    with pytest.MonkeyPatch.context() as patch, killed_after(patch, root, count):
+        try:
+            run()
+        except BaseException as failure:
+            while isinstance(failure, BaseExceptionGroup):
+                [failure, *_] = failure.exceptions
+            if not isinstance(failure, Killed):
+                raise
+            return True
+    return False
 
 
 def die(root: Path, changes: Mapping[str, Any] | None = None, *, small: Mapping[str, Any] = SMALL) -> bool:

@@ -391,3 +391,15 @@ def test_a_limit_ends_a_run_after_a_whole_step_and_more_continues_it(
     assert [one.step for one in run.metrics.read()] == list(range(1, done + 1))
     assert main(["resume", str(root), "--quiet", "--budget", "100000 rollouts"]) == 0
     assert differences(finished_run, root) == ["recipe.toml"], "which holds the limit"
+
+
+def test_requests_that_join_a_running_batch_have_the_newest_weights(ten_steps, tmp_path):
+    changes = {"rollout.batching": "continuous", "training.learning_rate": 1e-2, "training.warmup_steps": 1}
+    assert train(ten_steps, tmp_path / "run", *settings({**TRAINING, **changes, "evaluation.at": "none"})) == 0
+    run = RunDirectory.open(tmp_path / "run")
+    metrics = run.metrics.read()
+    assert [one.policy_version for one in metrics] == [0, 1]
+    for one in metrics:
+        calls = [call for each in run.trajectories.read(one.step) for call in each.calls]
+        assert {call.policy_version for call in calls if call.completion_ids} == {one.step - 1}
+        assert one.logprob_gap < 1e-4, "older weights, or samples of another row, would lie further away"

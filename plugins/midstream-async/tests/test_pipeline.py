@@ -16,7 +16,7 @@ from midstream.components.kinds import register
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
 from support.errors import coded, printed
-from support.lesson_sessions import Killed, killed_after, trajectories
+from support.lesson_sessions import killed_after, killed_at, trajectories
 from support.llm_server import LLMServer
 from support.served_model import CalculatesConfig, ServedModel, save_model, write_recipe
 from support.tiny_runs import TRAINING, settings
@@ -114,20 +114,6 @@ def test_without_staleness_a_run_has_the_bits_of_one_without_the_table(without_s
     assert differing(found(tmp_path / "plain"), without_staleness) == []
 
 
-def killed_at(count, root, words):
-    """Begin or resume a run that is dead after so many writes; whether it was killed."""
-    with pytest.MonkeyPatch.context() as patch, killed_after(patch, root, count):
-        try:
-            begin_or_resume(root, words)
-        except BaseException as failure:
-            while isinstance(failure, BaseExceptionGroup):
-                [failure, *_] = failure.exceptions
-            if not isinstance(failure, Killed):
-                raise
-            return True
-    return False
-
-
 def begin_or_resume(root, words):
     if (root / "run.json").exists():
         assert main(["resume", str(root), "--quiet"]) == 0
@@ -144,7 +130,7 @@ def place(written, name, number):
 def resumed(whole, words, tmp_path_factory):
     """A run that was killed while the rollouts of three steps were under way, and resumed."""
     root = tmp_path_factory.mktemp("killed") / "run"
-    assert killed_at(place(whole[2], "adapters/batch-000003", 1), root, words)
+    assert killed_at(root, place(whole[2], "adapters/batch-000003", 1), lambda: begin_or_resume(root, words))
     begin_or_resume(root, words)
     return found(root)
 
@@ -167,7 +153,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(whole, resumed):
 )
 def test_a_killed_run_ends_like_one_that_was_not(moment, whole, words, tmp_path):
     root = tmp_path / "run"
-    assert killed_at(place(whole[2], *moment), root, words)
+    assert killed_at(root, place(whole[2], *moment), lambda: begin_or_resume(root, words))
     begin_or_resume(root, words)
     assert differing(whole[1], found(root)) == []
 
