@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from midstream.cli.main import main
 from midstream.components.kinds import register
 from midstream.components.own_settings import OwnFunction
 from midstream.core.agent import RunContext
-from midstream.core.engine import Request, Weights
+from midstream.core.engine import Pin, Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate
@@ -289,6 +290,76 @@ def test_each_role_samples_with_an_adapter_of_its_own(url, local, model_director
     assert largest < 1e-5
     asyncio.run(engine.drop_adapter(path))
     assert served_models(url) == ["m"]
+
+
+@pytest.fixture(scope="module")
+def url_of_three(model_directory, show):
+    """The address of a vLLM whose batches may have three adapters."""
+    with serving(model_directory, show, "--max-loras", "3") as address:
+        yield address
+
+
+def test_three_versions_sample_at_once_each_as_its_own_adapter(url_of_three, local, model_directory, tmp_path, show):
+    """Requests that name their version, sent together, get its greedy tokens and log-probabilities."""
+    engine, models = engine_for(url_of_three), {}
+    engine.codec, engine.kept = local.codec, 3
+    for version in range(4):
+        models[version], export = adapter(model_directory, seed=version)
+        weights = Weights(version=version, codec=local.codec, export=export, directory=tmp_path)
+        asyncio.run(engine.use_weights(weights))
+    assert len(served_models(url_of_three)) == 4, "the base model and the last three adapters"
+    requests = [replace(chat(text, temperature=0.0), pin=Pin(step=9, version=v)) for text in WORDS for v in (1, 2, 3)]
+    calls = ask(engine, *requests)
+    expected = []
+    for request in requests:
+        prompt = [(tuple(local.codec.encode(request)), request)]
+        expected += [ids for ids, _ in generate(models[request.pin.version], prompt, end_ids=local.codec.end_ids)]
+    assert [call.completion_ids for call in calls] == expected
+    assert [call.policy_version for call in calls] == [request.pin.version for request in requests]
+    assert all(len({*expected[i : i + 3]}) > 1 for i in range(0, len(expected), 3))
+    largest = max(gap_of(models[call.policy_version], call) for call in calls)
+    show(f"three versions, {len(requests)} greedy completions: equal; largest |local - recorded| {largest:.2e}")
+    assert largest < 1e-5
+    for path in tmp_path.iterdir():
+        asyncio.run(engine.drop_adapter(path))
+
+
+def test_rollouts_two_steps_ahead(url_of_three, model_directory, other_modules, tmp_path, monkeypatch, show):
+    """Each trajectory has the log-probabilities of the version of its batch, of three that are served."""
+    use, most = OpenAICompatibleEngine.use_adapter, 0
+
+    async def use_and_keep(self, version, path):
+        nonlocal most
+        shutil.copytree(path, tmp_path / "kept" / str(version), dirs_exist_ok=True)
+        await use(self, version, path)
+        most = max(most, sum("version-" in name for name in served_models(url_of_three)))
+
+    monkeypatch.setattr(OpenAICompatibleEngine, "use_adapter", use_and_keep)
+    recipe = write_recipe(tmp_path, other_modules, model_directory, policy_url=url_of_three)
+    changes = [
+        "training.asynchrony.staleness=2",
+        "training.steps=6",
+        "training.learning_rate=1e-2",
+        "evaluation.at=none",
+    ]
+    words = [word for one in changes for word in ("--set", one)]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet", *words]) == 0
+    run, largest, others = RunDirectory.open(tmp_path / "run"), 0.0, 0.0
+    assert [one.policy_version for one in run.metrics.read()] == [0, 0, 0, 1, 2, 3]
+    assert most >= 3
+    for step, version in enumerate((0, 0, 0, 1, 2, 3), start=1):
+        calls = [call for one in run.trajectories.read(step) for call in one.calls if call.role == "planner"]
+        assert {call.policy_version for call in calls} == {version}
+
+        def model_of(number):
+            path = tmp_path / "kept" / str(number)
+            return PeftModel.from_pretrained(load_model(str(model_directory), "float32", "cpu")[0], path).eval()
+
+        own, next_one = model_of(version), model_of(version + 1)
+        largest = max(largest, *(gap_of(own, call) for call in calls))
+        others = max(others, *(gap_of(next_one, call) for call in calls))
+    show(f"largest |its version's - recorded| {largest:.2e}, |the next version's - recorded| {others:.2e}")
+    assert largest < 1e-5 < others
 
 
 def test_adapters_that_cannot_be_loaded_say_why(url, local, model_directory, tmp_path):

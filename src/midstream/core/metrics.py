@@ -284,10 +284,11 @@ class StepMetrics(Frozen):
     clip_fraction: float = 0.0  # share of tokens whose ratio was clipped, over the rows of the update
     # Of rows that older weights sampled (not written if 0), with w = learner's probability of a token / recorded one:
     # the effective share of the sample, (sum w)^2 / (n sum w^2); the estimate of KL(sampled || learner's) per token;
-    # the share of tokens that a mask left out.
+    # the share of tokens that a mask left out; of some steps, the cosine of the gradient to the on-policy one.
     sample_share: float | None = None
     sampler_kl: float | None = None
     masked_share: float | None = None
+    gradient_cosine: float | None = None
     # Mean absolute difference between the learner's log-probability and the recorded one, per token of the first
     # mini-batch before its update; 0 up to rounding if the learner holds the weights that sampled.
     logprob_gap: float = 0.0
@@ -299,7 +300,7 @@ class StepMetrics(Frozen):
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         optional = (
             *("limits", "rows_split", "tool_marks", "schedules", "branches", "entropy", "tokens_by_role"),
-            *("sample_share", "sampler_kl", "masked_share"),
+            *("sample_share", "sampler_kl", "masked_share", "gradient_cosine"),
         )
         return {name: value for name, value in dump(self).items() if name not in optional or value}
 

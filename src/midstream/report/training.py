@@ -246,6 +246,7 @@ def update(metrics: Sequence[StepMetrics]) -> Block | None:
         _curve("Gradient norm", "before clipping", by_step, "grad_norm", 5),
         _curve("Tokens for each unique one", "how much the rows of an update share", by_step, "sharing", 3),
         _curve("Effective sample", "share of the stale rows", by_step, "sample_share", 4, as_percent=True),
+        _curve("Gradient's cosine", "to the on-policy one", by_step, "gradient_cosine", 3),
         _curve("KL to the sampler", "nats per token", by_step, "sampler_kl", 6),
     )
 

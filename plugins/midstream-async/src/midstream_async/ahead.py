@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from midstream.core.seeds import derive_seed
 from midstream.training.flow_grpo import FlowGRPO, Sampled, StepOutcome
+from midstream.training.learner import LocalLearner
 from midstream.training.protocols import LossStats
 from midstream.training.rows import RowBatch
-from midstream_async.correction import Correction, corrected
+from midstream_async.correction import corrected, gradient_cosine
 from midstream_async.settings import AheadConfig
 from midstream_async.versions import Versions
 
@@ -56,22 +57,27 @@ class RunsAhead(FlowGRPO):
             waited_s = time.monotonic() - started
             self._gap_checked |= version != step - 1
 
-            def update() -> tuple[Correction, tuple[list[LossStats], list[float]]]:
-                found: tuple[Sequence[RowBatch], Correction] = (sampled.batches, Correction())
+            def update() -> tuple[dict[str, Any], tuple[list[LossStats], list[float]]]:
+                batches: Sequence[RowBatch] = sampled.batches
+                changes: dict[str, Any] = {}
                 if version != step - 1:
-                    found = corrected(sampled.batches, self.learner, self.ahead)
-                return found[1], self.update(found[0], step)
+                    batches, correction = corrected(sampled.batches, self.learner, self.ahead)
+                    changes = correction.metrics(decoupled=self.ahead.decoupled)
+                    every = self.ahead.probe_every
+                    if every and step % every == 0 and isinstance(self.learner, LocalLearner):
+                        loss = self.config.loss
+                        changes["gradient_cosine"] = gradient_cosine(sampled.batches, batches, self.learner, loss)
+                return changes, self.update(batches, step)
 
-            correction, (stats, norms) = await in_thread(update)
+            changes, (stats, norms) = await in_thread(update)
         except BaseException:
             await self.cancel()
             raise
         self.trained(step)
         self.count(sampled.groups)
         outcome = self.outcome(step, sampled, stats, norms, rollout_s=waited_s)
-        changes = {"policy_version": version} | correction.metrics(decoupled=self.ahead.decoupled)
         return StepOutcome(
-            metrics=outcome.metrics.model_copy(update=changes),
+            metrics=outcome.metrics.model_copy(update={"policy_version": version} | changes),
             trajectories=outcome.trajectories,
             rollout_s=waited_s,
         )

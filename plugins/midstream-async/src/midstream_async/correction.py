@@ -8,11 +8,15 @@ A weight multiplies the advantage of its token: the clipped loss is linear in it
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
+from midstream.training.learner import LocalLearner
+from midstream.training.losses import PolicyLoss
 from midstream.training.protocols import Learner, Row
 from midstream.training.rows import RowBatch
 from midstream_async.settings import AheadConfig
@@ -74,6 +78,46 @@ def corrected(
             found.append(replace(_measured(row, now), masked=int((kept[sampled] == 0).sum())))
         results.append(replace(batch, rows=tuple(rows)))
     return results, Correction.total(found)
+
+
+def gradient_cosine(
+    sampled: Sequence[RowBatch], changed: Sequence[RowBatch], learner: LocalLearner, loss: PolicyLoss
+) -> float | None:
+    """The cosine of the gradient that a step takes, to an estimate of the on-policy one; None if one of them is 0.
+
+    Both are of every eighth trajectory, without KL and bonus, before the update. `changed` are the mini-batches that
+    the step trains on, `sampled` the same ones as they were sampled. The estimate is that of importance sampling: the
+    advantages of a trajectory times the product of its tokens' w, without a clip. It is 1 where all w are.
+    """
+    plain = loss.model_copy(update={"kl_coefficient": 0.0, "entropy_coefficient": 0.0})
+    pairs = [pair for old, new in zip(sampled, changed, strict=True) for pair in zip(old.rows, new.rows, strict=True)]
+    probed = set([*dict.fromkeys(row.trajectory_id for row, _ in pairs)][::_PROBE])
+    pairs = [pair for pair in pairs if pair[0].trajectory_id in probed]
+    found = [(row, now, *_ratios(row, now)) for row, now in _with_logprobs([row for row, _ in pairs], learner)]
+    logs: defaultdict[str, float] = defaultdict(float)
+    for row, _, _, weights in found:
+        logs[row.trajectory_id] += float(np.log(weights).sum())
+    rows = []
+    for row, now, _, _ in found:
+        weight = math.exp(min(max(logs[row.trajectory_id], -_MOST), _MOST))
+        advantages = np.array(row.advantages or (row.advantage,) * len(now)) * weight
+        rows.append(replace(row, old_logprobs=tuple(now), advantages=tuple(advantages.tolist())))
+    taken, wanted = (_gradient(learner, each, plain) for each in ([row for _, row in pairs], rows))
+    squares = _dot(taken, taken) * _dot(wanted, wanted)
+    return _dot(taken, wanted) / math.sqrt(squares) if squares else None
+
+
+def _gradient(learner: LocalLearner, rows: Sequence[Row], loss: PolicyLoss) -> list[torch.Tensor]:
+    """The gradient of a loss, and none is left in the learner."""
+    learner.forward_backward(rows, loss)
+    found = [parameter.grad for parameter in learner.parameters]
+    for parameter in learner.parameters:
+        parameter.grad = None
+    return [each for each in found if each is not None]
+
+
+def _dot(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    return sum(float((mine * its).sum()) for mine, its in zip(one, other, strict=True))
 
 
 def factors(weights: np.ndarray, sampled: np.ndarray, config: AheadConfig) -> np.ndarray:

@@ -25,12 +25,15 @@ class AheadConfig(ComponentConfig):
             truncation of arXiv 2505.24298). Costs one more forward pass, as `mask` does
         mask: leave out `tokens` with w outside [1/bound, bound], or rows (`sequences`) whose geometric mean of w is
         bound: of w, above 1
+        probe_every: steps between two measurements of `gradient_cosine`, which compute an eighth of the rows twice and
+            hold a second gradient; 0 for none
     """
 
     staleness: int = Field(default=1, ge=0)
     decoupled: bool = False
     mask: Literal["none", "tokens", "sequences"] = "none"
     bound: float = Field(default=2.0, gt=1)
+    probe_every: int = Field(default=10, ge=0)
 
     def check_recipe(self, where: str, recipe: Any) -> None:
         """Refuse what cannot run ahead, and losses without a clip. Raises `RecipeError`."""
